@@ -1,0 +1,141 @@
+"""Key/value caches for decoding: a prefix that all samples of a group share, and each sample's own suffix.
+
+Per layer, heads before time, so that the batch axes of every attention product lead. Axes beside the package's:
+R prompts, W samples of a prompt (width of the group).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from rl_posttrain.batch import Params
+from rl_posttrain.model.attention import attend
+from rl_posttrain.model.transformer import ModelConfig, embed, finish_block, project_qkv
+from rl_posttrain.sharding.mesh import constrain
+
+NEGATIVE = -1e30  # a finite "minus infinity": an empty part has this log-sum-exp and weight exactly 0
+
+
+@struct.dataclass
+class PrefixCache:
+    """Keys and values of `prompt[:-1]`, computed once per group."""
+
+    keys: tuple[jax.Array, ...]  # one [R, K, S, H] per layer
+    values: tuple[jax.Array, ...]
+    lengths: jax.Array  # int32 [R]: true number of prefix tokens, <= S
+
+
+@struct.dataclass
+class SuffixCache:
+    """Keys and values of what each sample has fed in so far: `prompt[-1]` and its own completion tokens."""
+
+    keys: tuple[jax.Array, ...]  # one [R, W, K, C, H] per layer
+    values: tuple[jax.Array, ...]
+
+
+def prefill(params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths: Int[Array, "R"]) -> PrefixCache:
+    """Runs the model over padded prefixes and keeps every layer's keys and values."""
+    slots = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    positions = jnp.broadcast_to(slots, tokens.shape)
+    segments = (positions < lengths[:, None]).astype(jnp.int32)
+    parents = jnp.full_like(segments, -1)
+
+    def layer(x, w):
+        q, k, v = project_qkv(x, w, cfg, positions)
+        attended = attend(q, k, v, positions, segments, parents, impl=cfg.attention, block=cfg.attention_block)
+        return constrain(finish_block(x, attended, w, cfg), "batch"), (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+
+    _, (keys, values) = lax.scan(layer, embed(params, cfg, tokens), params["layers"])
+    per_layer = lambda stacked: tuple(stacked[i] for i in range(cfg.num_layers))
+    return PrefixCache(per_layer(keys), per_layer(values), lengths)
+
+
+def empty_suffix(cfg: ModelConfig, rows: int, width: int, length: int) -> SuffixCache:
+    """A zeroed suffix cache of `length` slots for `width` samples of each of `rows` prompts."""
+    shape = (rows, width, cfg.num_kv_heads, length, cfg.head_dim)
+    zeros = lambda: tuple(constrain(jnp.zeros(shape, cfg.compute_dtype), "batch") for _ in range(cfg.num_layers))
+    return SuffixCache(zeros(), zeros())
+
+
+def unstack_layers(params: Params, cfg: ModelConfig) -> list[Params]:
+    """One weight tree per layer. Decoding unrolls the layers: a scan would copy every cache once a token."""
+    return [jax.tree.map(lambda stacked: stacked[i], params["layers"]) for i in range(cfg.num_layers)]
+
+
+def decode_step(
+    layers: list[Params], cfg: ModelConfig, x: Float[Array, "M 1 D"], prefix: PrefixCache, suffix: SuffixCache, slot: jax.Array
+) -> tuple[Float[Array, "M 1 D"], SuffixCache]:
+    """Advances every sample by one token, which it writes into `slot` of the suffix cache (in place when donated).
+
+    Args:
+      layers: `unstack_layers(params, cfg)`.
+      x: embedded current tokens, M = R * W.
+      slot: int32 scalar, the number of tokens already in the suffix.
+
+    Returns:
+      The residual stream before the final norm, and the advanced cache.
+    """
+    rows, width, kv_heads, length, head = suffix.keys[0].shape
+    queries_per_kv = cfg.num_heads // kv_heads
+    positions = jnp.repeat(prefix.lengths + slot, width)[:, None]
+    prefix_mask = jnp.arange(prefix.keys[0].shape[2]) < prefix.lengths[:, None]  # [R, S]
+    suffix_positions = prefix.lengths[:, None] + jnp.arange(length)
+    suffix_mask = suffix_positions <= prefix.lengths[:, None] + slot  # [R, C]
+    new_keys, new_values = list(suffix.keys), list(suffix.values)
+    for i, w in enumerate(layers):
+        q, k, v = project_qkv(x, w, cfg, positions)
+        entry = lambda y: y.reshape(rows, width, kv_heads, 1, head).astype(suffix.keys[0].dtype)
+        new_keys[i] = lax.dynamic_update_slice(new_keys[i], entry(k), (0, 0, 0, slot, 0))
+        new_values[i] = lax.dynamic_update_slice(new_values[i], entry(v), (0, 0, 0, slot, 0))
+        q = q.reshape(rows, width, kv_heads, queries_per_kv, head)
+        shared = _attend_prefix(q, prefix.keys[i], prefix.values[i], prefix_mask)
+        own = _attend_suffix(q, new_keys[i], new_values[i], suffix_mask)
+        attended = merge(*shared, *own).reshape(rows * width, 1, cfg.num_heads, head).astype(x.dtype)
+        x = finish_block(x, attended, w, cfg)
+    return x, SuffixCache(tuple(new_keys), tuple(new_values))
+
+
+def merge(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array) -> jax.Array:
+    """Combines attention over two disjoint key sets from their outputs [..., H] and log-sum-exps [...].
+
+    An empty part (log-sum-exp at or below NEGATIVE / 2) has weight exactly 0.
+    """
+    highest = jnp.maximum(jnp.maximum(lse_a, lse_b), NEGATIVE / 2)
+    a, b = jnp.exp(lse_a - highest), jnp.exp(lse_b - highest)
+    total = jnp.maximum(a + b, 1e-30)
+    return (out_a * (a / total)[..., None]) + out_b * (b / total)[..., None]
+
+
+def _attend_prefix(
+    q: Float[Array, "R W K G H"], keys: Float[Array, "R K S H"], values: Float[Array, "R K S H"], mask: Bool[Array, "R S"]
+) -> tuple[jax.Array, jax.Array]:
+    rows, width, kv_heads, queries, head = q.shape
+    flat = jnp.moveaxis(q, 1, 2).reshape(rows, kv_heads, width * queries, head)  # one product per prompt and kv head
+    scores = jnp.einsum("RKMH,RKSH->RKMS", flat, keys, preferred_element_type=jnp.float32)
+    out, lse = _softmax_parts(scores * head**-0.5, mask[:, None, None, :])
+    out = jnp.einsum("RKMS,RKSH->RKMH", out.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    split = lambda y: jnp.moveaxis(y.reshape(rows, kv_heads, width, queries, *y.shape[3:]), 1, 2)
+    return split(out), split(lse)
+
+
+def _attend_suffix(
+    q: Float[Array, "R W K G H"], keys: Float[Array, "R W K C H"], values: Float[Array, "R W K C H"], mask: Bool[Array, "R C"]
+) -> tuple[jax.Array, jax.Array]:
+    scores = jnp.einsum("RWKGH,RWKCH->RWKGC", q, keys, preferred_element_type=jnp.float32)
+    weights, lse = _softmax_parts(scores * q.shape[-1] ** -0.5, mask[:, None, None, None, :])
+    out = jnp.einsum("RWKGC,RWKCH->RWKGH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return out, lse
+
+
+def _softmax_parts(scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Normalised weights (0 where masked, and everywhere for an empty part) and the log-sum-exp."""
+    scores = jnp.where(mask, scores, NEGATIVE)
+    highest = jnp.maximum(scores.max(-1, keepdims=True), NEGATIVE / 2)
+    weights = jnp.where(mask, jnp.exp(scores - highest), 0.0)
+    total = weights.sum(-1, keepdims=True)
+    lse = jnp.where(total > 0, highest + jnp.log(jnp.maximum(total, 1e-30)), NEGATIVE)[..., 0]
+    return weights / jnp.maximum(total, 1e-30), lse

@@ -1,0 +1,1 @@
+"""(2) What the policy says: sampling, jitted prefill and decode."""
