@@ -1,0 +1,1 @@
+"""From text to rows and back: tokenizers, packing into the one row format, resumable input."""

@@ -1,0 +1,52 @@
+"""From completions and worked examples to trees of tokens, ready to be packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl_posttrain.data.packing import Sample, Tree
+from rl_posttrain.data.tokenizer import Tokenizer
+from rl_posttrain.types import Rollout, Task
+
+
+def from_groups(groups: Sequence[Sequence[Rollout]], weights: np.ndarray, advantages: np.ndarray) -> list[Tree]:
+    """One tree per group: the prompt once, each completion a child.
+
+    Args:
+      weights: float [P, W], the loss weight of each completion token of a sample.
+      advantages: float [P, W].
+    """
+    return [
+        Tree(group[0].prompt_tokens, tuple(_sample(r, w, a) for r, w, a in zip(group, group_weights, group_advantages)))
+        for group, group_weights, group_advantages in zip(groups, weights, advantages, strict=True)
+    ]
+
+
+def _sample(rollout: Rollout, weight: float, advantage: float) -> Sample:
+    return Sample(
+        tokens=rollout.completion_tokens,
+        weights=np.full(len(rollout.completion_tokens), weight, np.float32),
+        advantage=float(advantage),
+        behaviour_logprobs=rollout.behaviour_logprobs,
+        temperature=rollout.temperature,
+        policy_version=rollout.policy_version,
+    )
+
+
+def from_examples(tasks: Sequence[Task], tokenizer: Tokenizer) -> list[Tree]:
+    """One tree per worked example. Every completion token of the batch, end tokens included, weighs the same.
+
+    Raises:
+      ValueError: a task without a demonstration.
+    """
+    missing = [task.id for task in tasks if task.demonstration is None]
+    if missing:
+        raise ValueError(f"{missing[0]} has no demonstration: give its domain weight=0, or set sft.steps=0")
+    completions = [tokenizer.completion(task.demonstration or "") for task in tasks]
+    weight = 1.0 / sum(map(len, completions))
+    return [
+        Tree(tokenizer.prompt(task.prompt), (Sample(tokens, np.full(len(tokens), weight, np.float32), advantage=0.0),))
+        for task, tokens in zip(tasks, completions)
+    ]
