@@ -1,6 +1,6 @@
 """Prompts and their completions become packed rows: the only row format of every trainer.
 
-A tree is a prompt with the completions that continue it. Its prompt is computed once, not once per completion:
+A tree is a prompt with the completions that continue it. The prompt is computed once, for all of them:
 
     tokens     p0 p1 | p2 a0 a1 | p2 b0 b1 b2 | pad      prompt p0 p1 p2, completions a0 a1 and b0 b1 b2
     labels     p1 p2 | a0 a1  0 | b0 b1 b2  0 |  0       the token that each position predicts
@@ -8,8 +8,8 @@ A tree is a prompt with the completions that continue it. Its prompt is computed
     segments    1  1 |  2  2  2 |  3  3  3  3 |  0       a completion sees itself and its parent
     parents    -1 -1 |  1  1  1 |  1  1  1  1 | -1
 
-Each completion repeats the last prompt token, so that every label stands beside the position that predicts it,
-and keeps its own last token, whose label is untrained, so that the end has a hidden state for value heads.
+Each completion repeats the last prompt token, so that every label stands beside the position that predicts
+it, and keeps its own last token, whose label is untrained, so that the end has a hidden state for value heads.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def _blocks(index: int, tree: Tree, row_length: int) -> list[_Block]:
     if prefix + max(sizes) > row_length:
         raise ValueError(
             f"tree {index}: a prompt of {len(tree.prompt)} tokens and a completion of {max(sizes) - 1} need "
-            f"{prefix + max(sizes)} positions, and {row_length=}: use longer rows, or limit the prompt or the "
-            "completion"
+            f"{prefix + max(sizes)} positions, and {row_length=}: use longer rows, or shorter prompts or "
+            "completions"
         )
     parts: dict[int, list[int]] = {}
     for sample, (part, _) in enumerate(_first_fit_decreasing(sizes, row_length - prefix)):

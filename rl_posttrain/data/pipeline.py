@@ -7,19 +7,14 @@ generator that advances, so that a run which stops after any step and resumes re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import grain
 import numpy as np
 
 
-class Source(Protocol):
-    """Random access to items, such as a list."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any, /) -> Any: ...
+Source = Sequence[Any] | grain.sources.RandomAccessDataSource[Any]  # random access to items, such as a list
 
 
 def make_iterator(
@@ -60,7 +55,7 @@ def make_iterator(
     else:
         dataset = _repeated(source, "source", seed, 0, epochs)
     batches = dataset.batch(batch_size, drop_remainder=False, batch_fn=list)
-    # No read-ahead threads: items are made in microseconds, and a slow one fails in the step that asked for it.
+    # No read-ahead threads: making an item is cheap, and a bad one fails in the step that asked for it.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return iter(batches.to_iter_dataset(options))
 

@@ -1,8 +1,8 @@
 """Text to token ids and back, without a downloaded vocabulary.
 
 Two closed vocabularies with the same special ids: 0 pads, 1 ends a completion, 2 separates the prompt from
-the completion. What the policy is conditioned on is `prompt(text)`, what it learns to write `completion(text)`.
-Padding and ends are never told apart by id in training: masks come from lengths (`data.packing`).
+the completion. The policy is conditioned on `prompt(text)` and learns to write `completion(text)`. Padding
+and ends are never told apart by id in training: masks come from lengths (`data.packing`).
 """
 
 from __future__ import annotations

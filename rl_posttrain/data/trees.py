@@ -11,7 +11,9 @@ from rl_posttrain.data.tokenizer import Tokenizer
 from rl_posttrain.types import Rollout, Task
 
 
-def from_groups(groups: Sequence[Sequence[Rollout]], weights: np.ndarray, advantages: np.ndarray) -> list[Tree]:
+def from_groups(
+    groups: Sequence[Sequence[Rollout]], weights: np.ndarray, advantages: np.ndarray
+) -> list[Tree]:
     """One tree per group: the prompt once, each completion a child.
 
     Args:
@@ -19,7 +21,10 @@ def from_groups(groups: Sequence[Sequence[Rollout]], weights: np.ndarray, advant
       advantages: float [P, W].
     """
     return [
-        Tree(group[0].prompt_tokens, tuple(_sample(r, w, a) for r, w, a in zip(group, group_weights, group_advantages)))
+        Tree(
+            group[0].prompt_tokens,
+            tuple(_sample(r, w, a) for r, w, a in zip(group, group_weights, group_advantages)),
+        )
         for group, group_weights, group_advantages in zip(groups, weights, advantages, strict=True)
     ]
 
@@ -47,6 +52,9 @@ def from_examples(tasks: Sequence[Task], tokenizer: Tokenizer) -> list[Tree]:
     completions = [tokenizer.completion(task.demonstration or "") for task in tasks]
     weight = 1.0 / sum(map(len, completions))
     return [
-        Tree(tokenizer.prompt(task.prompt), (Sample(tokens, np.full(len(tokens), weight, np.float32), advantage=0.0),))
+        Tree(
+            tokenizer.prompt(task.prompt),
+            (Sample(tokens, np.full(len(tokens), weight, np.float32), advantage=0.0),),
+        )
         for task, tokens in zip(tasks, completions)
     ]
