@@ -9,7 +9,7 @@ A tree is a prompt with the completions that continue it. The prompt is computed
     parents    -1 -1 |  1  1  1 |  1  1  1  1 | -1
 
 Each completion repeats the last prompt token, so that every label stands beside the position that predicts
-it, and keeps its own last token, whose label is untrained, so that the end has a hidden state for value heads.
+it, and keeps its own last token, whose label is untrained, so that the end has a hidden state for a value.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any
 import grain
 import numpy as np
 
-
 Source = Sequence[Any] | grain.sources.RandomAccessDataSource[Any]  # random access to items, such as a list
 
 
