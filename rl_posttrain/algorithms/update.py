@@ -1,0 +1,268 @@
+"""One optimizer step: gradients over micro-batches, clipping, AdamW. The only algorithm that knows the model.
+
+`update` is pure; the caller jits it at the edge, with `state` donated and its shardings given.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from rl_posttrain.batch import Batch, Params, TrainState
+from rl_posttrain.model import transformer
+from rl_posttrain.model.transformer import ModelConfig
+from rl_posttrain.sharding.mesh import constrain
+
+Metrics = dict[str, Array]
+# loss(logprobs, entropy, batch, token_count=...) -> (scalar, metrics); `grpo.loss` with its cfg bound, `sft.loss`.
+Loss = Callable[..., tuple[Array, Metrics]]
+
+# What the learning rate is multiplied with, from progress 0 (after the warm-up) to 1 (the last step's end).
+DECAYS: dict[str, Callable[[Array], Array]] = {
+    "constant": jnp.ones_like,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
+}
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """The optimizer: AdamW, https://arxiv.org/abs/1711.05101, on gradients clipped by their global norm.
+
+    Raises:
+      ValueError: a value out of range, or one without effect.
+    """
+
+    learning_rate: float = 1e-6  # after the warm-up
+    warmup_steps: int = 0  # optimizer steps over which the learning rate rises linearly
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    final_learning_rate_fraction: float = 0.0  # what cosine and linear end at, as a share of learning_rate
+    weight_decay: float = 0.0  # of matrices; never of norms, biases and the embedding
+    b1: float = 0.9
+    b2: float = 0.95
+    epsilon: float = 1e-8
+    gradient_clip: float = 1.0  # largest global norm; inf clips nothing
+    micro_batches: int = 1  # parts of a batch whose activations exist at once; the result is the same
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate={self.learning_rate} must be above 0")
+        if self.warmup_steps < 0 or self.micro_batches < 1:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} must be at least 0, micro_batches={self.micro_batches} "
+                "at least 1"
+            )
+        if not 0 <= self.final_learning_rate_fraction <= 1:
+            raise ValueError(
+                f"final_learning_rate_fraction={self.final_learning_rate_fraction} must be in [0, 1]"
+            )
+        if self.schedule == "constant" and self.final_learning_rate_fraction:
+            raise ValueError(
+                f"final_learning_rate_fraction={self.final_learning_rate_fraction} has no effect with "
+                "schedule='constant': use 'cosine' or 'linear', or leave it out"
+            )
+        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
+            raise ValueError(f"b1={self.b1} and b2={self.b2} must be in [0, 1)")
+        if not (0 < self.epsilon < math.inf and 0 <= self.weight_decay < math.inf and self.gradient_clip > 0):
+            raise ValueError(
+                f"epsilon={self.epsilon} and gradient_clip={self.gradient_clip} must be above 0, "
+                f"weight_decay={self.weight_decay} at least 0"
+            )
+
+
+def schedule(cfg: UpdateConfig, total_steps: int) -> optax.Schedule:
+    """The learning rate of optimizer step 0, 1, ...: a linear rise, then `cfg.schedule` until `total_steps`.
+
+    No step is wasted at 0: the rise begins at `learning_rate / warmup_steps`.
+
+    Raises:
+      ValueError: the warm-up is longer than the run.
+    """
+    if total_steps < max(cfg.warmup_steps, 1):
+        raise ValueError(
+            f"{total_steps=} must be at least 1 and warmup_steps={cfg.warmup_steps}: shorten the warm-up"
+        )
+    decay_steps = max(total_steps - cfg.warmup_steps, 1)
+    floor = cfg.final_learning_rate_fraction
+
+    def learning_rate(step: Any) -> Array:
+        step = jnp.asarray(step, jnp.float32)
+        rise = jnp.minimum((step + 1) / max(cfg.warmup_steps, 1), 1.0)
+        progress = jnp.clip((step - cfg.warmup_steps) / decay_steps, 0.0, 1.0)
+        return cfg.learning_rate * rise * (floor + (1.0 - floor) * DECAYS[cfg.schedule](progress))
+
+    return learning_rate
+
+
+class ClipState(NamedTuple):
+    """What clipping did in the last step."""
+
+    clipped: Array  # float32 scalar: 1 if the gradient was scaled down
+
+
+class RateState(NamedTuple):
+    """Where the schedule stands."""
+
+    steps: Array  # int32 scalar: steps taken
+    learning_rate: Array  # float32 scalar: of the last step
+
+
+def make_optimizer(cfg: UpdateConfig, total_steps: int) -> optax.GradientTransformation:
+    """Clipping by global norm, Adam, decoupled weight decay, then the learning rate of the schedule."""
+    return optax.chain(
+        _clip(cfg.gradient_clip),
+        optax.scale_by_adam(cfg.b1, cfg.b2, cfg.epsilon),
+        optax.add_decayed_weights(cfg.weight_decay, mask=decayed),
+        _scale_by_rate(schedule(cfg, total_steps)),
+    )
+
+
+def decayed(params: Params) -> Any:
+    """True for the parameters that weight decay pulls to 0: not norms, whose neutral value is 1, not biases,
+    and not the embedding, whose rows for rare tokens would decay without a gradient to hold them."""
+
+    def of_matrix(path: tuple[Any, ...], _: Any) -> bool:
+        name = str(getattr(path[-1], "key", path[-1]))
+        return not (name.endswith(("norm", "bias")) or name == "embed")
+
+    return jax.tree_util.tree_map_with_path(of_matrix, params)
+
+
+def _clip(maximum: float) -> optax.GradientTransformation:
+    def update(updates: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
+        norm = optax.global_norm(updates)
+        scale = jnp.minimum(1.0, maximum / norm)
+        return jax.tree.map(lambda g: g * scale, updates), ClipState((norm > maximum).astype(jnp.float32))
+
+    return optax.GradientTransformation(lambda params: ClipState(jnp.zeros(())), update)
+
+
+def _scale_by_rate(learning_rate: optax.Schedule) -> optax.GradientTransformation:
+    def update(updates: Any, state: RateState, params: Any = None) -> tuple[Any, RateState]:
+        rate = jnp.asarray(learning_rate(state.steps))
+        return jax.tree.map(lambda u: -rate * u, updates), RateState(state.steps + 1, rate)
+
+    return optax.GradientTransformation(
+        lambda params: RateState(jnp.zeros((), jnp.int32), jnp.zeros(())), update
+    )
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+    """Step 0 with these parameters."""
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+
+
+def score(
+    params: Params, batch: Batch, *, model_cfg: ModelConfig
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Log-probabilities of `batch.labels` and entropies (nats) at `batch.temperature`, float32."""
+    hidden = transformer.forward(
+        params, model_cfg, batch.tokens, batch.positions, batch.segments, batch.parents
+    )
+    return transformer.token_logprobs(params, model_cfg, hidden, batch.labels, batch.temperature)
+
+
+def update(
+    state: TrainState,
+    batch: Batch,
+    *,
+    model_cfg: ModelConfig,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    micro_batches: int = 1,
+) -> tuple[TrainState, Metrics]:
+    """One optimizer step on a batch.
+
+    A step with nothing to train on (every `loss_weight` 0), or whose gradient is not finite, leaves the whole
+    state as it was, step count, moments and schedule included, and says so in `update/skipped` and
+    `update/nonfinite`.
+
+    Args:
+      batch: rows of the whole step; B must be divisible by `micro_batches`.
+      loss: `(logprobs, entropy, batch, token_count=...) -> (scalar, metrics)`, all of it additive over rows;
+        metrics named `*_max` (>= 0) combine by maximum instead.
+      optimizer: of `make_optimizer`, or any other.
+
+    Returns:
+      The next state, and the loss's metrics with `update/...`: scalars, float32.
+
+    Raises:
+      ValueError: B is not divisible by `micro_batches`.
+    """
+    tokens = jnp.sum(batch.loss_weight > 0).astype(jnp.float32)
+    gradients, metrics = _accumulate(
+        state.params, batch, jnp.maximum(tokens, 1.0), model_cfg=model_cfg, loss=loss, parts=micro_batches
+    )
+    norm = optax.global_norm(gradients)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    proposed = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+    finite = jnp.isfinite(norm)
+    accepted = finite & (tokens > 0)
+    following = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), proposed, state)
+    metrics |= {
+        "update/gradient_norm": norm,
+        "update/tokens": tokens,
+        "update/skipped": jnp.logical_not(accepted).astype(jnp.float32),
+        "update/nonfinite": jnp.logical_not(finite).astype(jnp.float32),
+    }
+    for name in ("clipped", "learning_rate"):  # only optimizers of `make_optimizer` tell
+        value = optax.tree.get(opt_state, name)
+        if value is not None:
+            metrics[f"update/{name}"] = value
+    return following, metrics
+
+
+def _accumulate(
+    params: Params, batch: Batch, token_count: Array, *, model_cfg: ModelConfig, loss: Loss, parts: int
+) -> tuple[Params, Metrics]:
+    """Gradients and metrics of the batch, summed over `parts` micro-batches in float32."""
+    rows = batch.tokens.shape[0]
+    if rows % parts:
+        raise ValueError(f"{rows} rows do not divide into micro_batches={parts}: pack to a multiple of it")
+
+    def split(x: Array) -> Array:
+        # Every parts-th row: each device keeps its own rows, where contiguous parts would move them.
+        return constrain(x.reshape(rows // parts, parts, -1).swapaxes(0, 1), None, "batch", None)
+
+    def objective(params: Params, part: Batch) -> tuple[Array, Metrics]:
+        logprobs, entropy = score(params, part, model_cfg=model_cfg)
+        return loss(logprobs, entropy, part, token_count=token_count)
+
+    def gradients_of(part: Batch) -> tuple[Params, Metrics]:
+        (_, metrics), gradients = jax.value_and_grad(objective, has_aux=True)(params, part)
+        gradients = jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
+        return _like_parameters(gradients, model_cfg), metrics
+
+    def add(total: tuple[Params, Metrics], part: Batch) -> tuple[tuple[Params, Metrics], None]:
+        gradients, metrics = gradients_of(part)
+        combined = {name: _combine(name, total[1][name], value) for name, value in metrics.items()}
+        return (jax.tree.map(jnp.add, total[0], gradients), combined), None
+
+    split_batch = jax.tree.map(split, batch)
+    shapes = jax.eval_shape(gradients_of, jax.tree.map(lambda x: x[0], split_batch))
+    gradients, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (gradients, metrics), _ = jax.lax.scan(
+        add, (_like_parameters(gradients, model_cfg), metrics), split_batch
+    )
+    return gradients, metrics
+
+
+def _combine(name: str, first: Array, second: Array) -> Array:
+    return jnp.maximum(first, second) if name.endswith("_max") else first + second
+
+
+def _like_parameters(gradients: Params, model_cfg: ModelConfig) -> Params:
+    """Lays gradients out as the parameters, so that a sum over micro-batches is never replicated."""
+    declared = transformer.declare(model_cfg)
+    is_parameter = transformer.is_parameter
+    return jax.tree.map(
+        lambda parameter, gradient: constrain(gradient, *parameter.axes),
+        declared,
+        gradients,
+        is_leaf=is_parameter,
+    )
