@@ -1,0 +1,1 @@
+"""One file per experiment; each returns a ConfigDict from `get_config()`."""

@@ -1,0 +1,1 @@
+"""Commands: each module is a `python -m experiments.<name>`."""

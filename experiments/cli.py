@@ -1,0 +1,118 @@
+"""What the commands share: config files with dotted overrides, exit codes, the compilation cache, a run's parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BAD_CONFIG, BAD_ENVIRONMENT, PREEMPTED = 2, 3, 75
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Separates `--config.a.b=value` (or `--config.a.b value`) from the other arguments."""
+    rest: list[str] = []
+    overrides: dict[str, str] = {}
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument.startswith("--config."):
+            key, equals, value = argument.removeprefix("--config.").partition("=")
+            if not equals:
+                value = next(arguments, None)
+                if value is None:
+                    raise SystemExit(f"--config.{key} needs a value")
+            overrides[key] = value
+        else:
+            rest.append(argument)
+    return rest, overrides
+
+
+def load_config_file(path: str) -> Mapping[str, Any]:
+    """The mapping that the file's `get_config()` returns.
+
+    Raises:
+      ConfigError: no such file, or no `get_config` in it.
+    """
+    from rl_posttrain.config import ConfigError
+
+    spec = importlib.util.spec_from_file_location("experiment_config", path)
+    if not Path(path).is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"--config {path}: there is no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ConfigError(f"--config {path}: the file must define get_config(), which returns a ConfigDict")
+    config = module.get_config()
+    return config.to_dict() if hasattr(config, "to_dict") else config
+
+
+def guarded(main: Callable[[Sequence[str]], int]) -> None:
+    """Runs a command and exits with its code; errors that people can mend print one line and have codes of their own."""
+    from rl_posttrain.config import ConfigError
+    from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
+    from rl_posttrain.storage.checkpoints import CheckpointError
+
+    try:
+        code = main(sys.argv[1:])
+    except ConfigError as error:
+        print(f"config refused: {error}", file=sys.stderr)
+        code = BAD_CONFIG
+    except (SandboxUnavailable, CheckpointError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        code = BAD_ENVIRONMENT
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl_posttrain" / "jax"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@contextlib.contextmanager
+def opened_run(workdir: str, step: str) -> Iterator[tuple[Any, Any, Any, int]]:
+    """A finished or running run's (config, domains, params, step).
+
+    Args:
+      step: "latest", "best" (highest held-out macro accuracy) or a number.
+
+    Raises:
+      ConfigError: `workdir` holds no run.
+    """
+    import jax
+
+    from rl_posttrain import services
+    from rl_posttrain.config import ConfigError
+    from rl_posttrain.model import transformer
+    from rl_posttrain.sharding import mesh as mesh_lib
+    from rl_posttrain.storage import filesystem
+    from rl_posttrain.storage.checkpoints import restore_params
+
+    path = filesystem.join(workdir, "config.json")
+    if not filesystem.exists(path):
+        raise ConfigError(f"{workdir} holds no run: there is no config.json in it")
+    config = services.parse(json.loads(filesystem.read(path)))
+    wanted = {"latest": None, "best": "best"}.get(step, step)
+    if wanted not in (None, "best"):
+        if not step.isdigit():
+            raise ConfigError(f'--step {step}: must be "latest", "best" or a number')
+        wanted = int(step)
+    mesh = mesh_lib.make_mesh(config.mesh)
+    abstract = jax.eval_shape(lambda key: transformer.init(key, config.model), jax.random.key(0))
+    placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    abstract = jax.tree.map(placed, abstract, mesh_lib.shardings(transformer.declare(config.model), mesh))
+    directory = config.checkpoint.directory or filesystem.join(workdir, "checkpoints")
+    found, params = restore_params(directory, abstract, wanted)
+    with jax.set_mesh(mesh), services.tools(config) as tools:
+        yield config, services.load_domains(config, tools), params, found

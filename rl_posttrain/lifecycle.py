@@ -1,0 +1,240 @@
+"""A run's life: prepare or resume its workdir, train, evaluate, save, report. The shell around `loop.train`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_posttrain import config as config_lib
+from rl_posttrain import evaluation
+from rl_posttrain.batch import TrainState
+from rl_posttrain.config import ConfigError
+from rl_posttrain.data.pipeline import make_iterator
+from rl_posttrain.loop import Collected, Metrics, RunState
+from rl_posttrain.observability.metrics import MetricsWriter
+from rl_posttrain.observability.progress import Progress
+from rl_posttrain.services import Config, Services
+from rl_posttrain.storage import filesystem
+from rl_posttrain.storage.checkpoints import restore_params
+from rl_posttrain.storage.trajectories import record
+
+EXTENDABLE = ("grpo.steps",)  # keys that a resumed run may change: more steps on a finished run
+
+
+def prepare_workdir(config: Config, workdir: str) -> bool:
+    """Writes `config.json`, or checks that the one there is this config's. Returns whether a run is there already.
+
+    Raises:
+      ConfigError: the workdir holds a run with another config; names every differing key.
+    """
+    path = filesystem.join(workdir, "config.json")
+    ours = config_lib.to_dict(config)
+    exists = filesystem.exists(path)
+    if exists:
+        theirs = config_lib.flatten(json.loads(filesystem.read(path)))
+        flat = config_lib.flatten(ours)
+        differing = [key for key in sorted({*flat, *theirs}) if flat.get(key) != theirs.get(key) and key not in EXTENDABLE]
+        if differing:
+            listed = "; ".join(f"{key}: {theirs.get(key)!r} there, {flat.get(key)!r} here" for key in differing)
+            raise ConfigError(f"{workdir} holds a run with another config ({listed}): use another --workdir")
+    filesystem.write_atomic(path, json.dumps(ours, indent=1).encode())
+    return exists
+
+
+def start(services: Services) -> RunState:
+    """The state of a run that has not begun: seeded parameters, or those of `init_from`."""
+    config = services.config
+    if config.init_from is None:
+        params = services.init_params()
+    else:
+        folder = filesystem.join(config.init_from, "checkpoints")
+        _, params = restore_params(folder if filesystem.exists(folder) else config.init_from, services.abstract.params)
+    return RunState(
+        step=0,
+        train=services.init_train_state(params),
+        reference=jax.tree.map(jnp.copy, params) if config.algorithm.kl_coefficient > 0 else None,
+        counters={name: config.sft.examples if config.sft.steps else 0 for name in config.tasks},
+        examples=examples_iterator(config),
+        evaluations=[],
+    )
+
+
+def examples_iterator(config: Config) -> Any:
+    """(domain, index) pairs of the supervised examples, resumable; None without a warm-up."""
+    if not config.sft.steps:
+        return None
+    weights = {name: task.weight for name, task in config.tasks.items() if task.weight > 0}
+    source = {name: [(name, i) for i in range(config.sft.examples)] for name in weights}
+    return make_iterator(source, weights, batch_size=config.sft.batch_size, seed=config.seed)
+
+
+def save(services: Services, state: RunState, score: float | None) -> None:
+    """Flushes the trajectories and starts to write a checkpoint of the whole state."""
+    services.trajectories.flush(state.step)
+    arrays = {"opt_state": state.train.opt_state, "train_step": state.train.step, "reference": state.reference or {}}
+    cursor = {
+        "counters": state.counters,
+        "examples": state.examples.get_state() if state.examples is not None else None,
+        "evaluations": state.evaluations,
+    }
+    services.checkpoints.save(state.step, state.train.params, arrays, cursor, score)
+
+
+def resume(services: Services) -> RunState | None:
+    """The state of the latest whole checkpoint, with what later steps had written dropped; None when there is none."""
+    abstract = services.abstract
+    with_reference = services.config.algorithm.kl_coefficient > 0
+    restored = services.checkpoints.restore(
+        abstract.params,
+        {
+            "opt_state": abstract.opt_state,
+            "train_step": abstract.step,
+            "reference": abstract.params if with_reference else {},
+        },
+    )
+    if restored is None:
+        return None
+    step, params, arrays, cursor = restored
+    examples = examples_iterator(services.config)
+    if examples is not None:
+        examples.set_state(cursor["examples"])
+    return RunState(
+        step=step,
+        train=TrainState(step=arrays["train_step"], params=params, opt_state=arrays["opt_state"]),
+        reference=arrays["reference"] if with_reference else None,
+        counters=cursor["counters"],
+        examples=examples,
+        evaluations=[row for row in cursor["evaluations"] if row["metric"] != "accuracy_change"],
+    )
+
+
+def evaluate(services: Services, state: RunState, stage: str) -> list[evaluation.Row]:
+    """Evaluates the policy, adds the rows to the state and rewrites `evaluation.json`."""
+    config = services.config
+    outcomes = evaluation.evaluate(
+        state.train.params,
+        services.domains,
+        config.evaluation,
+        tokenizer=services.tokenizer,
+        model_cfg=config.model,
+        max_tokens=config.rollout.max_tokens,
+        prompt_bucket=config.rollout.prompt_bucket,
+        seed=config.seed,
+        policy_version=int(state.train.step),
+    )
+    rows = evaluation.rows(outcomes, stage, state.step)
+    state.evaluations += rows
+    write_evaluations(services, state)
+    return rows
+
+
+def write_evaluations(services: Services, state: RunState) -> None:
+    """`evaluation.json`: every row so far."""
+    content = json.dumps(state.evaluations, indent=1).encode()
+    filesystem.write_atomic(filesystem.join(services.workdir, "evaluation.json"), content)
+
+
+def evaluation_due(config: Config, step: int) -> bool:
+    """At the end of each stage, and every so often."""
+    return step in (config.sft.steps, config.total_steps) or step % config.evaluation.every == 0
+
+
+def finish(services: Services, state: RunState) -> None:
+    """Compares the last held-out accuracies with those before GRPO, prompt by prompt."""
+    config = services.config
+    at = lambda step: [row for row in state.evaluations if row["step"] == step and row["metric"] == "accuracy"]
+    before, after = at(config.sft.steps), at(config.total_steps)
+    if config.grpo.steps:
+        state.evaluations += evaluation.changes(before, after)
+        write_evaluations(services, state)
+
+
+@dataclass
+class Recorder:
+    """What happens after every step: evaluate, log, save, stop."""
+
+    services: Services
+    writer: MetricsWriter
+    progress: Progress
+    stop: Callable[[], bool]  # asked after every step; True saves and ends the run, to be resumed
+    profile: tuple[int, int] | None = None  # steps [first, last] to trace for TensorBoard
+
+    def begin(self, state: RunState) -> None:
+        """The baseline before the first step."""
+        if state.step == 0 and not state.evaluations:
+            rows = evaluate(self.services, state, "baseline")
+            self.writer.write(0, "baseline", _evaluation_scalars(rows))
+        self._trace(state.step)
+
+    def after(self, state: RunState, stage: str, metrics: Metrics, collected: Collected | None) -> bool:
+        """Returns whether to go on."""
+        config, score = self.services.config, None
+        if evaluation_due(config, state.step):
+            rows = evaluate(self.services, state, stage)
+            score = evaluation.macro(rows)
+            metrics = {**metrics, **_evaluation_scalars(rows)}
+        if collected is not None:
+            self._keep(state.step, collected)
+            self._check_mismatch(state.step, metrics)
+        self.writer.write(state.step, stage, metrics, *_pictures(collected))
+        self.progress.update(state.step, stage, metrics)
+        self._trace(state.step)
+        stopping = self.stop() and state.step < config.total_steps
+        if stopping or state.step % config.checkpoint.every == 0 or state.step == config.total_steps:
+            save(self.services, state, score)
+        return not stopping
+
+    def _keep(self, step: int, collected: Collected) -> None:
+        for group, verdicts, rewards, advantages in zip(
+            collected.groups, collected.verdicts, collected.rewards, collected.advantages
+        ):
+            rows = [
+                record(rollout, verdict, float(value) if np.isfinite(value) else None, float(advantage), step)
+                for rollout, verdict, value, advantage in zip(group, verdicts, rewards, advantages)
+            ]
+            self.services.trajectories.append(step, rows)
+
+    def _check_mismatch(self, step: int, metrics: Metrics) -> None:
+        limit = self.services.config.grpo.mismatch_alarm
+        if not metrics["policy/mismatch"] <= limit:
+            self.services.alerts.raise_(
+                step,
+                "logprob_mismatch",
+                message=f"trainer and sampler disagree on a token's logprob by {metrics['policy/mismatch']:.3g} at an "
+                f"unchanged policy (limit {limit:g}): ratios and clipping mean nothing until they agree",
+                figures={"mismatch": metrics["policy/mismatch"], "limit": limit},
+            )
+
+    def _trace(self, step: int) -> None:
+        """Starts or ends the profile at the boundary after `step`."""
+        if self.profile is None:
+            return
+        first, last = self.profile
+        if step == first - 1:
+            jax.profiler.start_trace(os.path.join(self.services.workdir, "tensorboard"))
+        if step == last:
+            jax.profiler.stop_trace()
+
+
+def _evaluation_scalars(rows: list[evaluation.Row]) -> Metrics:
+    return {f"evaluation/{row['domain']}_{row['metric']}": row["value"] for row in rows}
+
+
+def _pictures(collected: Collected | None) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Histograms and sample texts of a step, for TensorBoard."""
+    if collected is None:
+        return {}, {}
+    lengths = [float(len(rollout.completion_tokens)) for group in collected.groups for rollout in group]
+    rewards = collected.rewards[np.isfinite(collected.rewards)].tolist()
+    first = {}
+    for group, verdicts in zip(collected.groups, collected.verdicts):
+        line = f"{group[0].task.prompt}  ->  {group[0].text}  [{verdicts[0].status}]"
+        first.setdefault(f"sample/{group[0].task.domain}", line)
+    return {"completion/length": lengths, "reward": rewards}, first

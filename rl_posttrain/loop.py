@@ -1,0 +1,196 @@
+"""The loop: ask, sample, run, judge, update; one step after another, from (seed, step) and the state alone.
+
+    tasks -> rollout -> sandbox -> rewards -> algorithms -> observability
+
+`train` first warms up on worked examples (`sft_step`), then reinforces (`grpo_step`). Whatever a later step needs from
+an earlier one is in `RunState`, so a run that was killed and resumed equals the unbroken one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_posttrain.algorithms.advantages import group_advantages
+from rl_posttrain.algorithms.losses import sample_weights
+from rl_posttrain.batch import Batch, Params, TrainState
+from rl_posttrain.data import trees
+from rl_posttrain.data.packing import pack
+from rl_posttrain.observability.rollouts import rollout_metrics
+from rl_posttrain.rewards.combine import reward
+from rl_posttrain.rewards.verifiers import verify
+from rl_posttrain.rollout.generate import generate
+from rl_posttrain.rollout.sampling import Sampling
+from rl_posttrain.services import Services
+from rl_posttrain.tasks import mixture
+from rl_posttrain.types import Rollout, Task, Verdict
+
+Metrics = dict[str, float]
+SAMPLING = 1  # folded into the run's key, then the step
+
+
+@dataclass
+class RunState:
+    """Everything that a run needs to continue."""
+
+    step: int  # loop steps done, over both stages
+    train: TrainState
+    reference: Params | None  # frozen at the start of GRPO; None where no KL term asks for it
+    counters: dict[str, int]  # next unused training index of each domain
+    examples: Any  # the supervised examples' iterator (grain), None without a warm-up
+    evaluations: list[dict[str, Any]]  # the rows of evaluation.json so far
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One step's completions, judged and weighed: P groups of W samples."""
+
+    groups: list[list[Rollout]]
+    verdicts: list[list[Verdict]]
+    rewards: np.ndarray  # float32 [P, W]; NaN where the verifier failed
+    advantages: np.ndarray  # float32 [P, W]
+    seconds: dict[str, float]
+
+
+def collect(services: Services, state: RunState) -> Collected:
+    """Asks, samples, runs and judges: one step's groups, with their advantages."""
+    config, clock = services.config, Clock()
+    width = config.rollout.group_size
+    groups = generate(
+        state.train.params,
+        draw_tasks(services, state),
+        tokenizer=services.tokenizer,
+        model_cfg=config.model,
+        sampling=Sampling(config.rollout.temperature),
+        width=width,
+        max_tokens=config.rollout.max_tokens,
+        prompt_bucket=config.rollout.prompt_bucket,
+        rows=config.rollout.prompts_per_step,
+        key=jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), SAMPLING), state.step),
+        policy_version=int(state.train.step),
+    )
+    clock.lap("rollout")
+    judged = verify(services.domains, [rollout for group in groups for rollout in group])
+    clock.lap("verify")
+    verdicts = [judged[i : i + width] for i in range(0, len(judged), width)]
+    worth = [[reward(verdict, config.rewards) for verdict in group] for group in verdicts]
+    rewards = np.array([[np.nan if r is None else r for r in group] for group in worth], np.float32)
+    advantages = group_advantages(jnp.asarray(rewards), jnp.isfinite(rewards), config.algorithm.advantage)
+    return Collected(groups, verdicts, rewards, np.asarray(advantages), clock.seconds)
+
+
+def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
+    """One step of reinforcement: collect, then a few optimizer steps on what was collected."""
+    collected, clock = collect(services, state), Clock()
+    batches = [services.place(batch) for batch in grpo_batches(services, collected)]
+    if state.reference is not None:
+        batches = [b.replace(reference_logprobs=services.score(state.reference, b)[0]) for b in batches]
+    measured = []
+    for _ in range(services.config.grpo.epochs):
+        for batch in batches:
+            state.train, metrics = services.grpo_update(state.train, batch)
+            measured.append({name: float(value) for name, value in jax.device_get(metrics).items()})
+    clock.lap("update")
+    mean = {name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]}
+    mean["policy/mismatch"] = measured[0]["policy/log_ratio_max"]  # the first update meets the policy that sampled
+    metrics = rollout_metrics(collected.groups, collected.verdicts, collected.rewards)
+    tokens = sum(len(rollout.completion_tokens) for group in collected.groups for rollout in group)
+    return {**mean, **metrics, **timing({**collected.seconds, **clock.seconds}, tokens)}, collected
+
+
+def grpo_batches(services: Services, collected: Collected) -> list[Batch]:
+    """The batches of one pass: whole groups, split before packing, each with denominators of its own."""
+    config, algorithm = services.config, services.config.algorithm
+    lengths = np.array([[len(rollout.completion_tokens) for rollout in group] for group in collected.groups])
+    valid = np.isfinite(collected.rewards)
+    batches = []
+    for part in np.array_split(np.arange(len(lengths)), config.grpo.mini_batches):
+        weights = sample_weights(
+            lengths[part].ravel(), valid[part].ravel(), algorithm.aggregation, algorithm.constant_length
+        )
+        groups = trees.from_groups(
+            [collected.groups[i] for i in part], weights.reshape(len(part), -1), collected.advantages[part]
+        )
+        batches.append(pack(groups, config.grpo.row_length, services.rows_multiple(config.update))[0])
+    return batches
+
+
+def sft_step(services: Services, state: RunState) -> Metrics:
+    """One optimizer step on worked examples."""
+    section, clock = services.config.sft, Clock()
+    tasks = make_tasks(services, next(state.examples))
+    examples = trees.from_examples(tasks, services.tokenizer)
+    batch, _ = pack(examples, section.row_length, services.rows_multiple(section.update))
+    clock.lap("data")
+    state.train, measured = services.sft_update(state.train, services.place(batch))
+    metrics = {name: float(value) for name, value in jax.device_get(measured).items()}
+    clock.lap("update")
+    return {**metrics, **timing(clock.seconds, sum(len(sample.tokens) for tree in examples for sample in tree.samples))}
+
+
+def draw_tasks(services: Services, state: RunState) -> list[Task]:
+    """This step's prompts: a function of (seed, step) and the domains' counters, which move on."""
+    config = services.config
+    weights = {name: task.weight for name, task in config.tasks.items()}
+    names = mixture.draw(config.seed, state.step, weights, config.rollout.prompts_per_step)
+    assigned, state.counters = mixture.assign(names, state.counters)
+    return make_tasks(services, assigned)
+
+
+def make_tasks(services: Services, assigned: list[tuple[str, int]]) -> list[Task]:
+    """Training tasks for (domain, index) pairs; each domain is asked once."""
+    made: dict[tuple[str, int], Task] = {}
+    for name in dict.fromkeys(name for name, _ in assigned):
+        indices = [index for other, index in assigned if other == name]
+        made |= zip([(name, i) for i in indices], services.domains[name].make(services.config.seed, "train", indices))
+    return [made[pair] for pair in assigned]
+
+
+def timing(seconds: dict[str, float], tokens: int) -> Metrics:
+    """`time/<phase>_s`, their sum and completion tokens per second."""
+    total = sum(seconds.values())
+    phases = {f"time/{name}_s": value for name, value in seconds.items()}
+    return {**phases, "time/step_s": total, "tokens/per_s": tokens / total}
+
+
+class Clock:
+    """Wall seconds by phase."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Books the time since the last lap on `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._last
+        self._last = now
+
+
+def begin_grpo(services: Services, state: RunState) -> None:
+    """After the warm-up: a fresh optimizer, and the policy of this moment as the frozen reference."""
+    params = state.train.params
+    if state.reference is not None:
+        state.reference = jax.tree.map(jnp.copy, params)
+    state.train = services.init_train_state(params)
+
+
+def train(services: Services, state: RunState, after: Callable[[RunState, str, Metrics, Collected | None], bool]) -> None:
+    """Runs steps until the config's last, or until `after` (which logs, evaluates and saves) returns False."""
+    config = services.config
+    while state.step < config.total_steps:
+        if state.step < config.sft.steps:
+            stage, metrics, collected = "sft", sft_step(services, state), None
+        else:
+            if state.step == config.sft.steps:
+                begin_grpo(services, state)
+            stage, (metrics, collected) = "grpo", grpo_step(services, state)
+        state.step += 1
+        if not after(state, stage, metrics, collected):
+            return

@@ -1,0 +1,242 @@
+"""Builds every service of a run from its config: the only place that knows them all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl_posttrain import config as config_lib
+from rl_posttrain.algorithms import grpo, sft
+from rl_posttrain.algorithms.grpo import AlgorithmConfig
+from rl_posttrain.algorithms.update import UpdateConfig, init_state, make_optimizer, score, update
+from rl_posttrain.batch import Batch, Params, TrainState
+from rl_posttrain.config import ConfigError
+from rl_posttrain.data.tokenizer import Tokenizer, TokenizerConfig, make_tokenizer
+from rl_posttrain.evaluation import EvaluationConfig
+from rl_posttrain.model import transformer
+from rl_posttrain.model.transformer import ModelConfig
+from rl_posttrain.observability.alerts import Alerts
+from rl_posttrain.rewards import verifiers
+from rl_posttrain.rewards.combine import RewardConfig
+from rl_posttrain.rollout.generate import RolloutConfig
+from rl_posttrain.sandbox.bubblewrap import find_bubblewrap
+from rl_posttrain.sandbox.pool import Pool, PoolConfig
+from rl_posttrain.sharding import mesh as mesh_lib
+from rl_posttrain.sharding.mesh import MeshConfig
+from rl_posttrain.storage import filesystem
+from rl_posttrain.storage.checkpoints import CheckpointConfig, Checkpoints
+from rl_posttrain.storage.trajectories import TrajectoryWriter
+from rl_posttrain.tasks import registry
+from rl_posttrain.tasks.registry import Domain, Tools
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """One domain of the mixture (an entry of config section `tasks`, keyed by the domain's name)."""
+
+    weight: float = 1.0  # relative share of the training prompts
+    options: dict[str, Any] = field(default_factory=dict)  # what the family understands
+
+    def __post_init__(self):
+        if not self.weight >= 0:
+            raise ValueError(f"weight={self.weight} must be at least 0 (0: evaluated, never trained on)")
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """Supervised warm-up on worked examples, before GRPO (config section `sft`)."""
+
+    steps: int = 0
+    batch_size: int = 64  # examples per optimizer step
+    examples: int = 4096  # per domain; an epoch is all of them once
+    row_length: int = 256
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+
+    def __post_init__(self):
+        if self.steps < 0:
+            raise ValueError(f"steps={self.steps} must be at least 0")
+        for name in ("batch_size", "examples", "row_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass(frozen=True)
+class GrpoConfig:
+    """The reinforcement-learning stage (config section `grpo`)."""
+
+    steps: int = 100  # rollouts; each is followed by epochs * mini_batches optimizer steps
+    epochs: int = 1  # passes over a rollout
+    mini_batches: int = 1  # optimizer steps per pass, split by group
+    row_length: int = 256
+    mismatch_alarm: float = 1e-3  # largest |log ratio| of trainer and sampler at an unchanged policy
+
+    def __post_init__(self):
+        if self.steps < 0:
+            raise ValueError(f"steps={self.steps} must be at least 0")
+        for name in ("epochs", "mini_batches", "row_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not self.mismatch_alarm > 0:
+            raise ValueError(f"mismatch_alarm={self.mismatch_alarm} must be above 0")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. Each field is a section of the config file."""
+
+    model: ModelConfig
+    tasks: dict[str, TaskConfig]
+    seed: int = 0
+    init_from: str | None = None  # a run's workdir, whose parameters this one starts from
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    sandbox: PoolConfig = field(default_factory=PoolConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    rewards: RewardConfig = field(default_factory=RewardConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
+    grpo: GrpoConfig = field(default_factory=GrpoConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self):
+        if not self.tasks or not any(task.weight > 0 for task in self.tasks.values()):
+            raise ValueError("tasks: at least one domain must have a weight above 0")
+        if self.rollout.prompts_per_step < self.grpo.mini_batches:
+            raise ValueError(
+                f"grpo.mini_batches={self.grpo.mini_batches} exceeds rollout.prompts_per_step="
+                f"{self.rollout.prompts_per_step}: a mini-batch holds whole groups"
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} must be at least 0")
+
+    @property
+    def total_steps(self) -> int:
+        return self.sft.steps + self.grpo.steps
+
+
+def parse(values: Mapping[str, Any]) -> Config:
+    """Reads a config mapping into a `Config`. The model's vocabulary size defaults to the tokenizer's.
+
+    Raises:
+      ConfigError: naming the key, the value and the remedy.
+    """
+    values = dict(values)
+    tokenizer = make_tokenizer(config_lib.build(TokenizerConfig, values.get("tokenizer", {}), "config.tokenizer"))
+    if isinstance(values.get("model"), Mapping):
+        values["model"] = {"vocab_size": tokenizer.vocab_size, **values["model"]}
+    config = config_lib.build(Config, values)
+    if config.model.vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"config.model.vocab_size={config.model.vocab_size} is below the tokenizer's {tokenizer.vocab_size}: leave it out"
+        )
+    return config
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything that the loop works with. Functions are jitted; nothing here changes during a run but by its own I/O."""
+
+    config: Config
+    workdir: str
+    tokenizer: Tokenizer
+    domains: dict[str, Domain]
+    init_params: Callable[[], Params]  # seeded, sharded
+    abstract: TrainState  # shapes, dtypes and shardings of the train state, for restoring
+    init_train_state: Callable[[Params], TrainState]  # fresh optimizer
+    sft_update: Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+    grpo_update: Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+    score: Callable[[Params, Batch], tuple[jax.Array, jax.Array]]
+    place: Callable[[Batch], Batch]  # host rows onto the mesh
+    rows_multiple: Callable[[UpdateConfig], int]  # packed rows come in multiples of this
+    checkpoints: Checkpoints
+    trajectories: TrajectoryWriter
+    alerts: Alerts
+
+
+@contextlib.contextmanager
+def tools(config: Config) -> Iterator[Tools]:
+    """The sandboxes and helper processes that domains verify with; all ended at the end."""
+    find_bubblewrap()  # refuses early, with the remedy, where there is none
+    with Pool(config.sandbox) as pool, contextlib.closing(verifiers.tools(pool)) as opened:
+        yield opened
+
+
+def load_domains(config: Config, opened: Tools) -> dict[str, Domain]:
+    """The config's domains by name, in its order."""
+    return {name: registry.load(name, task.options, opened) for name, task in config.tasks.items()}
+
+
+@contextlib.contextmanager
+def build(config: Config, workdir: str) -> Iterator[Services]:
+    """Opens the services of a run in `workdir`; sandboxes, workers and writers are closed at the end."""
+    tokenizer = make_tokenizer(config.tokenizer)
+    mesh = mesh_lib.make_mesh(config.mesh)
+    mesh_lib.check(config.model, mesh)
+    directory = config.checkpoint.directory or filesystem.join(workdir, "checkpoints")
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(tools(config))
+        stack.enter_context(jax.set_mesh(mesh))
+        checkpoints = Checkpoints(directory, config.checkpoint)
+        stack.callback(checkpoints.close)
+        yield Services(
+            config=config,
+            workdir=workdir,
+            tokenizer=tokenizer,
+            domains=load_domains(config, opened),
+            checkpoints=checkpoints,
+            trajectories=TrajectoryWriter(filesystem.join(workdir, "trajectories")),
+            alerts=Alerts(workdir),
+            **compiled(config, mesh),
+        )
+
+
+def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The jitted functions of a run, with their shardings; state is donated."""
+    cfg = config.model
+    param_shardings = mesh_lib.shardings(transformer.declare(cfg), mesh)
+    rows = mesh_lib.batch_sharding(mesh)
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    sft_optimizer = make_optimizer(config.sft.update, max(config.sft.steps, 1))
+    grpo_optimizer = make_optimizer(config.update, max(grpo_updates(config), 1))
+
+    def state_shardings(optimizer: optax.GradientTransformation) -> TrainState:
+        abstract = jax.eval_shape(lambda k: init_state(transformer.init(k, cfg), optimizer), jax.random.key(0))
+        moments = optax.tree_map_params(
+            optimizer, lambda _, sharding: sharding, abstract.opt_state, param_shardings, transform_non_params=lambda _: replicated
+        )
+        return TrainState(step=replicated, params=param_shardings, opt_state=moments)
+
+    def jit_update(loss, optimizer, section: UpdateConfig):
+        function = partial(update, model_cfg=cfg, loss=loss, optimizer=optimizer, micro_batches=section.micro_batches)
+        return jax.jit(function, donate_argnums=0, out_shardings=(state_shardings(optimizer), replicated))
+
+    abstract = jax.eval_shape(lambda k: init_state(transformer.init(k, cfg), grpo_optimizer), jax.random.key(0))
+    placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    return dict(
+        init_params=jax.jit(
+            lambda: transformer.init(jax.random.fold_in(jax.random.key(config.seed), 0), cfg), out_shardings=param_shardings
+        ),
+        abstract=jax.tree.map(placed, abstract, state_shardings(grpo_optimizer)),
+        init_train_state=jax.jit(partial(init_state, optimizer=grpo_optimizer), out_shardings=state_shardings(grpo_optimizer)),
+        sft_update=jit_update(sft.loss, sft_optimizer, config.sft.update),
+        grpo_update=jit_update(partial(grpo.loss, cfg=config.algorithm), grpo_optimizer, config.update),
+        score=jax.jit(partial(score, model_cfg=cfg), out_shardings=(rows, rows)),
+        place=lambda batch: jax.tree.map(lambda leaf: jax.device_put(leaf, rows), batch),
+        rows_multiple=lambda section: shards * section.micro_batches,
+    )
+
+
+def grpo_updates(config: Config) -> int:
+    """Optimizer steps of the whole GRPO stage."""
+    return config.grpo.steps * config.grpo.epochs * config.grpo.mini_batches
