@@ -1,0 +1,1 @@
+"""Where a run is kept: files behind any URL, checkpoints (Orbax), trajectories (Parquet)."""
