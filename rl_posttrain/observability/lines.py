@@ -45,7 +45,7 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: str | os.PathLike[str], step: int) -> None:
-    """Keeps the entries whose "step" is at most `step`, when a run resumes from there, without a torn line."""
+    """Keeps the entries whose "step" is at most `step`, when a run resumes from there."""
     if not Path(path).exists():
         return
     kept = [entry for entry in read(path) if entry["step"] <= step]

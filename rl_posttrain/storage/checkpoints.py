@@ -12,14 +12,13 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from rl_posttrain.batch import Params
 from rl_posttrain.storage import filesystem
@@ -54,10 +53,13 @@ class Checkpoints:
         """`directory`: local path, relative or not, or URL; created when absent. Remains of a save that was
         killed are swept away."""
         self.directory = filesystem.join(directory)
-        policies: list[Any] = [LatestN(config.keep)]
-        if config.keep_best:
-            policies.append(BestN(n=1, get_metric_fn=_score, keep_checkpoints_without_metrics=False))
-        self._manager = _open(self.directory, AnyPreservationPolicy(policies))
+        self._retention = _Retention(config)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=self._retention,
+            cleanup_tmp_directories=True,
+        )
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        self._retention.scores.update(_scores(self._manager))
         self._broken: set[int] = set()  # steps that failed to restore
         self._origin: int | None = None  # the step that this run continues from
 
@@ -94,9 +96,12 @@ class Checkpoints:
             params=ocp.args.StandardSave(params),
             state=ocp.args.StandardSave(state),
             cursor=ocp.args.JsonSave(dict(cursor)),
+            score=ocp.args.JsonSave({"score": score}),
         )
+        if score is not None:
+            self._retention.scores[step] = score
         try:
-            self._manager.save(step, args=arguments, metrics={"score": score}, force=True)
+            self._manager.save(step, args=arguments, force=True)
         except Exception as error:
             raise self._save_error(error) from error
 
@@ -108,7 +113,7 @@ class Checkpoints:
     def best(self) -> int | None:
         """The step with the highest score, the later one of equals; None when none has a score."""
         self.wait()
-        return _best(self._manager)
+        return _best(self._retention.scores, self._manager.all_steps())
 
     def restore(
         self, abstract_params: Any, abstract_state: Any, step: int | None = None
@@ -164,7 +169,7 @@ class Checkpoints:
 
     def _save_error(self, error: Exception) -> CheckpointError:
         """What to tell people about a failed save, with the cause out of the storage library's words."""
-        self._manager.reload()
+        self._manager.reload()  # its list already lacks what the failed save would have replaced
         last = self._manager.latest_step()
         kept = (
             "there is no earlier checkpoint" if last is None else f"the checkpoint of step {last} is intact"
@@ -195,10 +200,11 @@ def restore_params(
     path = filesystem.join(directory)
     if not filesystem.exists(path):
         raise CheckpointError(errno.ENOENT, f"there is no checkpoint directory {path}")
-    manager = _open(path, None)
+    options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
+    manager = ocp.CheckpointManager(path, options=options)
     try:
         if step == "best":
-            step = _best(manager)
+            step = _best(_scores(manager), manager.all_steps())
             if step is None:
                 raise CheckpointError(errno.ENOENT, f"no checkpoint in {path} has a score: use step=None")
         found = _restore(manager, {"params": ocp.args.StandardRestore(abstract_params)}, step)
@@ -209,31 +215,44 @@ def restore_params(
         manager.close()
 
 
-def _open(directory: str, policy: Any) -> ocp.CheckpointManager:
-    """The manager of `directory`; read-only without a preservation policy."""
-    settings: dict[str, Any] = {"best_fn": _score, "preservation_policy": policy}
-    if policy is None:
-        settings |= {"read_only": True, "create": False}
-    else:
-        settings |= {"cleanup_tmp_directories": True}
-    try:
-        return ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(**settings))
-    except ValueError as error:  # a damaged score file (JSONDecodeError) must not block the other steps
-        logger.warning("the scores in %s cannot be read (%s): continuing without them", directory, error)
-        settings["lightweight_initialize"] = True
-        return ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(**settings))
+@dataclass
+class _Retention:
+    """Orbax's preservation policy: the latest few, and the best scored one."""
+
+    config: CheckpointConfig
+    scores: dict[int, float] = field(default_factory=dict)  # by step; those without a score are absent
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        """One answer per checkpoint, which come in order of steps."""
+        del context
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = set(steps[-self.config.keep :])
+        if self.config.keep_best:
+            kept.add(_best(self.scores, steps))
+        return [step in kept for step in steps]
 
 
-def _score(metrics: Mapping[str, Any]) -> float:
-    """A checkpoint's rank. One without a score comes after all others."""
-    return -math.inf if metrics["score"] is None else float(metrics["score"])
+def _scores(manager: ocp.CheckpointManager) -> dict[int, float]:
+    """Step to score, of those that have one. A damaged checkpoint must not block the others."""
+    scores = {}
+    for step in manager.all_steps():
+        try:
+            item = manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
+        except Exception as error:  # Orbax has no common class for what a damaged file raises
+            logger.warning(
+                "the score of checkpoint %d in %s cannot be read: %s", step, manager.directory, error
+            )
+            continue
+        if item["score"]["score"] is not None:
+            scores[step] = float(item["score"]["score"])
+    return scores
 
 
-def _best(manager: ocp.CheckpointManager) -> int | None:
-    step = manager.best_step()
-    if step is None or _score(manager.metrics(step) or {"score": None}) == -math.inf:
-        return None
-    return step
+def _best(scores: Mapping[int, float], steps: Sequence[int]) -> int | None:
+    """The step with the highest score, the later one of equals."""
+    return max(
+        (step for step in steps if step in scores), key=lambda step: (scores[step], step), default=None
+    )
 
 
 def _restore(
@@ -262,7 +281,10 @@ def _restore(
             failures[candidate],
         )
     if failures:
-        reasons = "; ".join(f"step {key}: {reason}" for key, reason in failures.items())
+        reasons = "; ".join(
+            f"steps {[step for step, text in failures.items() if text == reason]}: {reason}"
+            for reason in dict.fromkeys(failures.values())
+        )
         raise CheckpointError(
             errno.EIO,
             f"no checkpoint in {manager.directory} restores. Either all are damaged, or the model or "

@@ -153,9 +153,9 @@ def truncate_after(directory: str | os.PathLike[str], step: int) -> int:
     for segment in changed:
         if segment.first <= step:
             table = read_segment(segment)
-            kept = table.filter(pc.less_equal(table["step"], step))
+            kept = table.filter(pc.field("step") <= step)
             folder, name = segment.url.rsplit("/", 1)
-            last = pc.max(kept["step"]).as_py()
+            last = kept["step"][-1].as_py()  # rows stand in order of steps
             target = f"{segment.first:08d}-{last:08d}-{name.rsplit('-', 1)[1]}"
             filesystem.write_atomic(filesystem.join(folder, target), _parquet(kept))
         filesystem.remove(segment.url)
