@@ -159,7 +159,7 @@ def live_blocks(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6, 7))
-def _blockwise(q, k, v, positions, segments, parents, window, block):
+def _blockwise(q, k, v, positions, segments, parents, window, block) -> Array:
     return _blockwise_forward(q, k, v, positions, segments, parents, window, block)[0]
 
 

@@ -73,7 +73,7 @@ def _is_label(labels: Array, vocab: int) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _logprobs(hidden, table, labels, temperature, vocab_size, chunk):
+def _logprobs(hidden, table, labels, temperature, vocab_size, chunk) -> tuple[Array, Array]:
     return _forward(hidden, table, labels, temperature, vocab_size, chunk)[0]
 
 

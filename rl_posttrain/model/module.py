@@ -39,9 +39,8 @@ class Transformer(nn.Module):
     def _parameter(self, name: str, declared: Any) -> Any:
         def draw(key):
             # Flax hands out a key folded by a counter; the module's own key gives transformer.init's values.
-            scope = self.scope
-            if scope is not None and "params" in scope.rngs:
-                key = scope.rngs["params"].as_jax_rng()
+            own: Any = self.scope.rngs.get("params") if self.scope is not None else None
+            key = key if own is None else own.as_jax_rng()
             return transformer.init_tree(key, self.cfg, declared, f"/{name}")
 
         return self.param(name, draw)

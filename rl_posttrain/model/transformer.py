@@ -152,12 +152,14 @@ def init_tree(key: Array, cfg: ModelConfig, declared: Any, path: str = "") -> Pa
     if "vocab" not in declared.axes:
         return declared.std * jax.random.normal(key, shape, jnp.float32)
     # Only true rows are drawn, so that padding the table does not change them. The padding is 0.
-    true = tuple(cfg.vocab_size if axis == "vocab" else n for n, axis in zip(shape, declared.axes))
+    true = tuple(
+        cfg.vocab_size if axis == "vocab" else n for n, axis in zip(shape, declared.axes, strict=True)
+    )
     drawn = declared.std * jax.random.normal(key, true, jnp.float32)
-    return jnp.pad(drawn, [(0, n - m) for n, m in zip(shape, true)])
+    return jnp.pad(drawn, [(0, n - m) for n, m in zip(shape, true, strict=True)])
 
 
-def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, "D"], epsilon: float) -> Float[Array, "*B D"]:
+def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], epsilon: float) -> Float[Array, "*B D"]:
     """`x / rms(x) * scale` over the last axis, in float32, returned in the dtype of x.
 
     Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.
@@ -242,8 +244,10 @@ def forward(
 
 
 def _remat(layer: Any, policy: str) -> Any:
-    """ "none" keeps every intermediate for the backward pass, "full" only the layer's input, "dots" also the
-    projections' results."""
+    """The layer under a policy of what its backward pass recomputes.
+
+    "none" keeps every intermediate, "full" only the layer's input, "dots" also the projections' results.
+    """
     if policy == "none":
         return layer
     # Within a scan nothing can merge the recomputation with the forward pass, so no barrier is needed there.

@@ -70,7 +70,9 @@ class MeshConfig:
                     f"leave it at 1 and use data, fsdp or tensor"
                 )
         if sum(size == -1 for size in self.sizes) > 1:
-            raise ValueError(f"mesh sizes {dict(zip(AXES, self.sizes))}: only one axis can be -1")
+            raise ValueError(
+                f"mesh sizes {dict(zip(AXES, self.sizes, strict=True))}: only one axis can be -1"
+            )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -90,7 +92,10 @@ def make_mesh(cfg: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     known = math.prod(size for size in cfg.sizes if size != -1)
     wrong = len(devices) % known if -1 in cfg.sizes else len(devices) != known
     if wrong:
-        written = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, cfg.sizes) if size != 1) or "1"
+        written = (
+            " x ".join(f"{axis}={size}" for axis, size in zip(AXES, cfg.sizes, strict=True) if size != 1)
+            or "1"
+        )
         raise ValueError(
             f"mesh {written} does not cover {len(devices)} devices: the sizes must multiply to "
             f"{len(devices)}, so each of them must be one of {_divisors(len(devices))}; "
@@ -105,12 +110,9 @@ def partition_spec(axes: Sequence[str | None]) -> P:
     """The spec of an array whose dimensions have these logical axes (None: replicated).
 
     Raises:
-      KeyError: an axis that is neither in `RULES` nor None.
+      ValueError: an axis that is neither in `RULES` nor None.
     """
-    for axis in axes:
-        if axis is not None and axis not in RULES:
-            raise KeyError(f"logical axis {axis!r} has no rule: known are {', '.join(RULES)}")
-    return P(*(RULES[axis] if axis is not None else None for axis in axes))
+    return P(*(_mesh_axes(axis) or None for axis in axes))
 
 
 def shardings(declared: Any, mesh: Mesh) -> Any:
@@ -127,19 +129,21 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Asks XLA to lay out `x`, whose dimensions have these logical axes, by the rules on the current mesh.
 
-    A hint, not a demand: without a current mesh it does nothing, and a dimension that its mesh axes do not
-    divide (one row of decode on eight devices) is left to the compiler. Mesh axes that an enclosing
-    `shard_map` already split by hand are left out.
+    A dimension named None is whole on every device; dimensions after the last named one are left to the
+    compiler. A hint, not a demand: without a current mesh it does nothing, and a dimension that its mesh axes
+    do not divide (one row of decode on eight devices) is left to the compiler too. Mesh axes that an
+    enclosing `shard_map` already split by hand are left out.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    free = {name: size for name, size in mesh.shape.items() if name not in mesh.manual_axes}
     spec = []
-    for length, rule in zip(x.shape, partition_spec(axes), strict=True):
-        names = tuple(name for name in rule or () if free.get(name, 1) > 1)
-        spec.append(names if names and length % math.prod(free[name] for name in names) == 0 else None)
-    return jax.lax.with_sharding_constraint(x, P(*spec)) if any(spec) else x
+    for length, axis in zip(x.shape, axes, strict=False):
+        names = tuple(name for name in _mesh_axes(axis) if name not in mesh.manual_axes)
+        divides = length % math.prod(mesh.shape[name] for name in names) == 0
+        spec.append((names or None) if divides else P.UNCONSTRAINED)
+    spec += [P.UNCONSTRAINED] * (x.ndim - len(axes))
+    return jax.lax.with_sharding_constraint(x, P(*spec))
 
 
 def shards(axis: str, length: int) -> int:
@@ -178,3 +182,11 @@ def check(model_cfg: Any, mesh: Mesh) -> None:
 
 def _divisors(number: int) -> str:
     return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+
+
+def _mesh_axes(axis: str | None) -> tuple[str, ...]:
+    if axis is None:
+        return ()
+    if axis not in RULES:
+        raise ValueError(f"logical axis {axis!r} has no rule: use one of {', '.join(RULES)}, or None")
+    return RULES[axis]
