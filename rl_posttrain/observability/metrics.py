@@ -25,20 +25,21 @@ class MetricsWriter:
 
         Args:
           purge_after: the step of the checkpoint that the run resumes from. What was written past it is
-            dropped from metrics.jsonl and hidden from TensorBoard: each step shows once. None for a new run.
+            dropped from metrics.jsonl and hidden from TensorBoard: each step shows once. None for a new run,
+            which drops all that an attempt without a checkpoint had left.
         """
         folder = Path(workdir)
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.jsonl"
-        if purge_after is not None:
-            lines.truncate_after(self.path, purge_after)
+        last_kept = -1 if purge_after is None else purge_after
+        lines.truncate_after(self.path, last_kept)
         logs = folder / "tensorboard"
         # Event files are named by the second and opened for overwriting: the suffix keeps a quick restart
         # apart, and in order.
         started = len(list(logs.glob("events.*")))
         self._tensorboard = SummaryWriter(
             str(logs),
-            purge_step=None if purge_after is None else purge_after + 1,
+            purge_step=last_kept + 1 if started else None,
             flush_secs=5,
             filename_suffix=f".{started:06d}",
         )
