@@ -45,7 +45,7 @@ def group_advantages(
 
 
 def _mean(centred: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """`r - mean(r)`: Dr. GRPO, https://arxiv.org/abs/2503.20783, does not amplify groups with little spread."""
+    """`r - mean(r)`: Dr. GRPO, https://arxiv.org/abs/2503.20783; amplifies no group of little spread."""
     return centred
 
 

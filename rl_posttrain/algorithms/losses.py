@@ -79,8 +79,8 @@ def check_constant_length(kind: str, constant_length: int | None) -> None:
     """Refuses a constant length that is missing, not positive, or has no effect."""
     if kind == "constant_length" and (constant_length is None or constant_length < 1):
         raise ValueError(
-            f"aggregation='constant_length' divides by it: {constant_length=} must be at least 1, for instance "
-            "the longest completion allowed"
+            f"aggregation='constant_length' divides by it: {constant_length=} must be at least 1, "
+            "for instance the longest completion allowed"
         )
     if kind != "constant_length" and constant_length is not None:
         raise ValueError(f"{constant_length=} has no effect with aggregation={kind!r}: leave it out")

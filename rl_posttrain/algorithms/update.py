@@ -19,7 +19,7 @@ from rl_posttrain.model.transformer import ModelConfig
 from rl_posttrain.sharding.mesh import constrain
 
 Metrics = dict[str, Array]
-# loss(logprobs, entropy, batch, token_count=...) -> (scalar, metrics); `grpo.loss` with its cfg bound, `sft.loss`.
+# loss(logprobs, entropy, batch, token_count=...) -> (scalar, metrics): `sft.loss`, or `grpo.loss` given a cfg
 Loss = Callable[..., tuple[Array, Metrics]]
 
 # What the learning rate is multiplied with, from progress 0 (after the warm-up) to 1 (the last step's end).
@@ -134,7 +134,7 @@ def decayed(params: Params) -> Any:
 
 
 def _clip(maximum: float) -> optax.GradientTransformation:
-    def update(updates: Any, state: ClipState, params: Any = None) -> tuple[Any, ClipState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ClipState]:
         norm = optax.global_norm(updates)
         scale = jnp.minimum(1.0, maximum / norm)
         return jax.tree.map(lambda g: g * scale, updates), ClipState((norm > maximum).astype(jnp.float32))
@@ -143,7 +143,7 @@ def _clip(maximum: float) -> optax.GradientTransformation:
 
 
 def _scale_by_rate(learning_rate: optax.Schedule) -> optax.GradientTransformation:
-    def update(updates: Any, state: RateState, params: Any = None) -> tuple[Any, RateState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RateState]:
         rate = jnp.asarray(learning_rate(state.steps))
         return jax.tree.map(lambda u: -rate * u, updates), RateState(state.steps + 1, rate)
 
