@@ -158,11 +158,6 @@ def live_blocks(
     return live.any(-1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6, 7))
-def _blockwise(q, k, v, positions, segments, parents, window, block) -> Array:
-    return _blockwise_forward(q, k, v, positions, segments, parents, window, block)[0]
-
-
 def _blockwise_forward(q, k, v, positions, segments, parents, window, block):
     # Under the gradient of a scan over layers, masks depend on nothing but positions, segments and parents,
     # which no layer changes; JAX would compute them once, outside the loop, and store every block's mask:
@@ -260,6 +255,7 @@ def _blockwise_backward(window, block, saved, gradient):
     )
 
 
+_blockwise = jax.custom_vjp(lambda *inputs: _blockwise_forward(*inputs)[0], nondiff_argnums=(6, 7))
 _blockwise.defvjp(_blockwise_forward, _blockwise_backward)
 
 

@@ -6,8 +6,6 @@ computes each chunk's logits again.
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -72,11 +70,6 @@ def _is_label(labels: Array, vocab: int) -> Array:
     return labels[..., None] == jnp.arange(vocab)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _logprobs(hidden, table, labels, temperature, vocab_size, chunk) -> tuple[Array, Array]:
-    return _forward(hidden, table, labels, temperature, vocab_size, chunk)[0]
-
-
 def _forward(hidden, table, labels, temperature, vocab_size, chunk):
     cast = table.astype(hidden.dtype)
 
@@ -128,4 +121,5 @@ def _backward(vocab_size, chunk, saved, gradients):
     return _join(gradient_hidden), gradient_table, None, _join(gradient_temperature)
 
 
+_logprobs = jax.custom_vjp(lambda *inputs: _forward(*inputs)[0], nondiff_argnums=(4, 5))
 _logprobs.defvjp(_forward, _backward)
