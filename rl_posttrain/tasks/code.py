@@ -19,7 +19,7 @@ from typing import Any
 
 from rl_posttrain.config import ConfigError, build
 from rl_posttrain.tasks.registry import Domain, FunctionCheck, Tools, register, require_member
-from rl_posttrain.tasks.splits import Item, procedural
+from rl_posttrain.tasks.splits import Item, PromptSpaceError, procedural
 from rl_posttrain.types import Task, Verdict
 
 HIDDEN = 8  # calls on inputs that the prompt does not show
@@ -136,13 +136,15 @@ def _programs(parts: int) -> tuple[Program, ...]:
 def _slices(options: Slices, rng: Random) -> Item:
     alphabet = string.ascii_lowercase[: options.letters]
     candidates = [p for parts in range(1, options.max_parts + 1) for p in _programs(parts)]
-    while True:
+    for _ in range(1000):
         program = rng.choice(_programs(rng.randint(1, options.max_parts)))
         lengths = rng.sample(range(options.min_length, options.max_length + 1), options.examples)
         shown = ["".join(rng.sample(alphabet, length)) for length in lengths]
         consistent = [p for p in candidates if all(_run(p, word) == _run(program, word) for word in shown)]
         if len(consistent) == 1:  # otherwise the examples would leave the function to guesswork
             break
+    else:
+        raise PromptSpaceError(f"code/slices: {options} hardly ever shows enough to determine a program")
     prompt = " ".join(["map", *(f"{word}>{_run(program, word)}" for word in shown)])
     hidden = []
     while len(hidden) < HIDDEN:

@@ -68,7 +68,8 @@ def load(name: str, options: dict[str, Any], tools: Tools) -> Domain:
             "pass sandbox.bubblewrap.confined_command"
         )
     worker = tools.helpers.setdefault("reasoning", Worker(tools.confine))
-    request = {"dataset": member, "config": settings.config, "tag": settings.tag}
+    exact = member in COMPARED_EXACTLY
+    request = {"dataset": member, "config": settings.config, "tag": settings.tag, "exact": exact}
     try:
         worker.ask({**request, "op": "check"}, MAKE_S)
     except WorkerRefusal as error:
@@ -104,7 +105,7 @@ def load(name: str, options: dict[str, Any], tools: Tools) -> Domain:
 def _score(worker: Worker, request: dict[str, Any], task: Task, text: str) -> Verdict:
     if len(text) > TEXT_LIMIT:
         return Verdict("malformed", detail=f"{len(text)} characters; an answer has at most {TEXT_LIMIT}")
-    if request["dataset"] in COMPARED_EXACTLY:
+    if request["exact"]:
         right = _words(text) == _words(task.reference["answer"])
         return Verdict("pass") if right else Verdict("wrong")
     question = {**request, "op": "score", "reference": task.reference, "text": text}

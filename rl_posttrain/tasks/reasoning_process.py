@@ -51,6 +51,7 @@ class Worker:
         self._owner = 0  # pid that started the process: a forked child must not talk over its parent's pipes
         self._errors: IO[bytes] | None = None
         self._buffer = b""
+        self._asked = 0
 
     def ask(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         """Sends a request and returns the next reply.
@@ -72,8 +73,9 @@ class Worker:
 
     def _exchange(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin is not None
+        self._asked += 1
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps({**request, "id": self._asked}).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise self._died("while it was asked something") from None
@@ -82,8 +84,9 @@ class Worker:
     def reply(self, deadline_s: float) -> dict[str, Any]:
         """The next reply to a request that has several. Raises as `ask` does."""
         with self.lock:
-            line = self._read_line(deadline_s)
-            reply = json.loads(line)
+            reply = json.loads(self._read_line(deadline_s))
+            while reply["id"] != self._asked:  # left over from a request whose asker was interrupted
+                reply = json.loads(self._read_line(deadline_s))
             if "error" in reply:
                 raise WorkerRefusal(reply["kind"], reply["error"])
             return reply
@@ -107,8 +110,9 @@ class Worker:
             process.wait()
 
     def _start(self) -> None:
-        if self._process is not None and self._owner == os.getpid():
+        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return
+        self.close()
         self._errors = tempfile.TemporaryFile()
         argv, readable = command()
         self._buffer = b""
@@ -120,7 +124,7 @@ class Worker:
             start_new_session=True,  # Ctrl-C is the trainer's to handle; and killpg reaches all
         )
         self._owner = os.getpid()
-        self.reply(START_S)
+        self._read_line(START_S)  # {"started": true}
 
     def _read_line(self, deadline_s: float) -> bytes:
         assert self._process is not None and self._process.stdout is not None

@@ -96,21 +96,27 @@ class Server:
         name, config, index = request["dataset"], request["config"], request["index"]
         failures: list[str] = []
 
+        def fail(reason: str) -> None:
+            failures.append(reason)
+            if len(failures) >= _FAILURES_ALLOWED:
+                raise RuntimeError(f"{len(failures)} items could not be used, the last: {reason}")
+
         def draw(attempt: int) -> Item | None:
             seed = derive(request["seed"], name, request["split"], attempt, index // CHUNK, bits=31)
             item = index % CHUNK
             try:
                 entry = self.entry(name, config, seed, item)
             except Exception as error:  # generators that search fail now and then: take the next item
-                failures.append(repr(error)[:200])
-                if len(failures) >= _FAILURES_ALLOWED:
-                    raise RuntimeError(
-                        f"{len(failures)} items could not be made, last: {failures[-1]}"
-                    ) from error
+                fail(repr(error)[:200])
                 return None
-            answer = str(entry["answer"])
-            reference = {"answer": answer, "dataset_seed": seed, "item": item}
-            return Item(self.prompt(entry["question"], request), answer, reference)
+            reference = {"answer": str(entry["answer"]), "dataset_seed": seed, "item": item}
+            demonstration = reference["answer"].strip()
+            question = {**request, "reference": reference, "text": demonstration}
+            if not request["exact"] and not self.score(question, entry)["right"]:
+                # No policy could earn a reward here, e.g. an empty answer, which most scorers refuse.
+                fail(f"item {item} of seed {seed}: its own answer {demonstration[:80]!r} is not right")
+                return None
+            return Item(self.prompt(entry["question"], request), demonstration, reference)
 
         item = find(draw, request["split"], f"reasoning/{name}")
         return {"prompt": item.prompt, "demonstration": item.demonstration, "reference": item.reference}
@@ -149,17 +155,21 @@ def names() -> list[str]:
 
 def answer(server: Server, request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
     """Answers one request. Scoring sends {"ready": true} first, so that a hang can be blamed on the text."""
+
+    def reply(content: dict[str, Any]) -> None:
+        send({**content, "id": request["id"]})
+
     try:
         if request["op"] == "score":
             entry = server.find_entry(request)
-            send({"ready": True})
-            send(server.score(request, entry))
+            reply({"ready": True})
+            reply(server.score(request, entry))
         elif request["op"] == "names":
-            send({"names": names()})
+            reply({"names": names()})
         else:
-            send({"make": server.make, "check": server.check}[request["op"]](request))
+            reply({"make": server.make, "check": server.check}[request["op"]](request))
     except Exception as error:
-        send({"error": str(error), "kind": type(error).__name__})
+        reply({"error": str(error), "kind": type(error).__name__})
 
 
 def main() -> None:
