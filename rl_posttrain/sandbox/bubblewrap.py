@@ -131,7 +131,7 @@ def readable_by_sandbox(path: str) -> bool:
     return bool(real.stat().st_mode & stat.S_IROTH)
 
 
-def slot_command(bubblewrap: str, sources: dict[str, int], control: int) -> list[str]:
+def slot_command(bubblewrap: str, sources: dict[str, str], control: str) -> list[str]:
     """The container of a slot: a fork server that serves runs over the descriptor `control`.
 
     `sources` maps the file names of the sandbox's own modules to descriptors that they are read from: the package may
@@ -143,10 +143,10 @@ def slot_command(bubblewrap: str, sources: dict[str, int], control: int) -> list
     command = [bubblewrap, *NAMESPACES, "--hostname", "sandbox", "--die-with-parent", "--new-session"]
     command += [*system_directories(), "--dev", "/dev", "--dir", "/tmp", *binds]
     for name, descriptor in sources.items():
-        command += ["--file", str(descriptor), f"/harness/{name}"]
+        command += ["--file", descriptor, f"/harness/{name}"]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
-    return [*command, interpreter, "-s", "-S", "-B", "/harness/forkserver.py", str(control)]
+    return [*command, interpreter, "-s", "-S", "-B", "/harness/forkserver.py", control]
 
 
 def explain(error: str) -> str:
