@@ -59,8 +59,7 @@ class MetricsWriter:
           stage: "sft", "grpo", ...
           scalars: slash-named numbers. NaN and infinity become null in metrics.jsonl, where a field
             `nonfinite` then says which: `{"loss/total": null, "nonfinite": {"loss/total": "nan"}}`.
-          histograms: for TensorBoard only. Empty ones are left out.
-          texts: for TensorBoard only.
+          histograms: for TensorBoard only, like texts. Empty ones and those with NaN have no bins: left out.
 
         Raises:
           TypeError: a scalar is not a number.
@@ -70,11 +69,12 @@ class MetricsWriter:
         if nonfinite:
             entry["nonfinite"] = nonfinite
         lines.append(self.path, entry)
-        for name, value in scalars.items():
-            self._tensorboard.add_scalar(name, float(value), step)
+        for name, number in numbers.items():
+            if number is not None:
+                self._tensorboard.add_scalar(name, number, step)
         for name, values in (histograms or {}).items():
             array = np.asarray(values, np.float64).ravel()
-            if array.size and np.isfinite(array).all():  # TensorBoard's binning has no place for NaN
+            if array.size and np.isfinite(array).all():
                 self._tensorboard.add_histogram(name, array, step)
         for name, text in (texts or {}).items():
             self._tensorboard.add_text(name, text, step)
