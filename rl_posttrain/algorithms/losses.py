@@ -40,8 +40,10 @@ def kl_k3(logprobs: Float[Array, "B T"], reference_logprobs: Float[Array, "B T"]
     """
     reference = jax.lax.stop_gradient(reference_logprobs.astype(jnp.float32))
     distance = reference - logprobs.astype(jnp.float32)
-    near = jnp.minimum(distance, KL_TANGENT)
-    return jnp.expm1(near) - near + (distance - near) * float(np.expm1(KL_TANGENT))
+    near = jnp.minimum(distance, KL_TANGENT)  # so that the branch not taken stays finite
+    slope = float(np.expm1(KL_TANGENT))
+    tangent = slope - KL_TANGENT + slope * (distance - KL_TANGENT)
+    return jnp.where(distance > KL_TANGENT, tangent, jnp.expm1(near) - near)
 
 
 def sample_weights(

@@ -135,7 +135,7 @@ def decayed(params: Params) -> Any:
 
 def _clip(maximum: float) -> optax.GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ClipState]:
-        norm = optax.global_norm(updates)
+        norm = optax.tree.norm(updates)
         scale = jnp.minimum(1.0, maximum / norm)
         return jax.tree.map(lambda g: g * scale, updates), ClipState((norm > maximum).astype(jnp.float32))
 
@@ -198,7 +198,7 @@ def update(
     gradients, metrics = _accumulate(
         state.params, batch, jnp.maximum(tokens, 1.0), model_cfg=model_cfg, loss=loss, parts=micro_batches
     )
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     proposed = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
     finite = jnp.isfinite(norm)
