@@ -1,4 +1,4 @@
-"""Draws a run's report again: `python -m experiments.report runs/quickstart` writes runs/quickstart/report.html."""
+"""Draws a run's report: `python -m experiments.report runs/quickstart` writes `report.html` there."""
 
 from __future__ import annotations
 

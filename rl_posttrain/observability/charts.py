@@ -13,11 +13,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK, MUTED, GRID = "#1d2733", "#66727f", "#e4e8ec"
 # Okabe and Ito's palette without its yellow: told apart by people with any kind of colour vision.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+WIDTH = 10.5  # inches; the page scales pictures to its width, so that all have letters of one size
 POINTS = 400  # a curve of more points is averaged down to these many: the picture stays small, and as wide
 STYLE: Any = {
     "svg.fonttype": "none",  # letters stay text: searchable, and a tenth of the size
@@ -66,6 +68,7 @@ class Panel:
     title: str
     curves: Sequence[Curve]
     percent: bool = False  # values are shares: the axis is 0 to 100%
+    smooth: bool = True  # lines of 20 points or more: each step faintly, the trend over it
 
 
 def panels_svg(
@@ -79,7 +82,7 @@ def panels_svg(
     """
     rows = -(-len(panels) // columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3.5 * columns, 2.25 * rows), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 2.35 * rows), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.06))
         grid = figure.subplots(rows, columns, squeeze=False)
         for index, axes in enumerate(grid.flat):
             if index >= len(panels):
@@ -101,9 +104,10 @@ def change_svg(
       names: of the two, for the legend.
     """
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 0.8 + 0.38 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 0.8 + 0.38 * len(rows)), layout="constrained")
         axes = figure.subplots()
         for y, (_, before, after) in enumerate(rows):
+            axes.plot([before[0], after[0]], [y - 0.1, y + 0.1], color=GRID, linewidth=3, zorder=1)
             for (value, low, high), colour, shift in ((before, MUTED, -0.1), (after, COLOURS[0], 0.1)):
                 axes.plot([low, high], [y + shift] * 2, color=colour, linewidth=1.4, alpha=0.45)
                 axes.plot([value], [y + shift], "o", color=colour, markersize=5.5)
@@ -123,20 +127,18 @@ def change_svg(
 def stacked_svg(steps: np.ndarray, phases: Mapping[str, np.ndarray]) -> str:
     """Seconds of each step by phase, stacked. `steps` int [n], each phase float [n]."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 2.6), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
         axes = figure.subplots()
         places, _ = _thin(steps, steps.astype(float))
         layers = [_thin(steps, values)[1] for values in phases.values()]
         colours = [COLOURS[i % len(COLOURS)] for i in range(len(layers))]
         axes.stackplot(places, layers, labels=list(phases), colors=colours, alpha=0.85, linewidth=0)
-        top = np.sum(layers, axis=0)
-        axes.set_ylim(
-            0, 1.15 * float(np.percentile(top, 99)) or 1.0
-        )  # one slow step must not flatten the rest
+        usual = float(np.percentile(np.sum(layers, axis=0), 99))  # a slow step must not flatten the others
+        axes.set_ylim(0, 1.15 * usual or 1.0)
         axes.set_xlim(places[0], places[-1] if places[-1] > places[0] else places[0] + 1)
         axes.set_xlabel("step")
         axes.set_ylabel("seconds")
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(phases), borderaxespad=0.0)
         return _svg(figure, "seconds per step, by phase: " + ", ".join(phases))
 
@@ -153,11 +155,14 @@ def _panel(axes: Axes, panel: Panel, stages: Sequence[tuple[int, str]]) -> None:
             )  # fmt: skip
             continue
         steps, values = _thin(curve.steps, curve.values)
-        if len(steps) >= 20:
+        if len(steps) >= 20 and panel.smooth:
             axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.28)
             axes.plot(steps, _smooth(values), color=colour, linewidth=1.6, label=curve.label)
         else:
-            axes.plot(steps, values, ".-", color=colour, linewidth=1.3, markersize=4, label=curve.label)
+            style = "." if len(steps) < 20 else ""
+            axes.plot(
+                steps, values, f"{style}-", color=colour, linewidth=1.4, markersize=4, label=curve.label
+            )
     if panel.percent:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))
@@ -165,7 +170,7 @@ def _panel(axes: Axes, panel: Panel, stages: Sequence[tuple[int, str]]) -> None:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     left, right = axes.get_xlim()
     for start, name in stages[1:]:
         if left < start < right:
@@ -193,13 +198,12 @@ def _thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Exponential mean over about a twentieth of the curve, without the pull of its first value."""
-    keep = 1 - 1 / max(3.0, len(values) / 20)
-    total, weight, smoothed = 0.0, 0.0, []
-    for value in values:
-        total, weight = keep * total + value, keep * weight + 1
-        smoothed.append(total / weight)
-    return np.asarray(smoothed)
+    """Mean over a window of about a twentieth of the curve, centred, shorter at the ends: it does not lag."""
+    reach = max(1, len(values) // 40)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    left, right = np.maximum(places - reach, 0), np.minimum(places + reach + 1, len(values))
+    return (sums[right] - sums[left]) / (right - left)
 
 
 def _percent(value: float, _: object) -> str:

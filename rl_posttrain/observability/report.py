@@ -1,7 +1,7 @@
 """The run in pictures: `report.html` in the workdir, one file that opens offline.
 
-It is drawn from what the run wrote (metrics.jsonl, evaluation.json, alerts.jsonl, trajectories, manifest.json,
-config.json); what is missing leaves its section out. Model output is hostile text: it is shown, never obeyed.
+It is drawn from what the run wrote (metrics.jsonl, evaluation.json, alerts.jsonl, trajectories/, manifest.json
+and config.json). What is missing leaves its section out. Model output is hostile text: shown, never obeyed.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def render(workdir: str | os.PathLike[str]) -> str:
         raise FileNotFoundError(
             f"{workdir} holds no metrics.jsonl and no evaluation.json: is it a run's workdir?"
         )
-    body = "\n".join([_header(run), _accuracy(run), _domains(run), _training(run), _health(run), _time(run),
-                      _alerts(run), _samples(run), _origin(run)])  # fmt: skip
+    parts = (_header, _accuracy, _domains, _training, _health, _time, _alerts, _samples, _origin)
+    body = "\n".join(part(run) for part in parts)
     path = filesystem.join(workdir, "report.html")
     filesystem.write_atomic(path, page.document(f"{run.name}: training report", body).encode())
     return path
@@ -111,7 +111,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
 
 
 def _load_samples(folder: Path) -> list[Entry]:
-    """The rows of the first and the last step of the store: what the policy wrote then, and what it writes now."""
+    """The rows of the first and the last step of the store: what the policy wrote then and now."""
     found = trajectories.segments(folder)
     rows: list[Entry] = []
     for segment, step in ((found[0], found[0].first), (found[-1], found[-1].last)) if found else ():
@@ -120,9 +120,10 @@ def _load_samples(folder: Path) -> list[Entry]:
     return rows
 
 
-def curve(run: Run, name: str, label: str = "") -> Curve | None:
-    """A metric over steps; None when it was never written. Values that are not finite leave a gap."""
-    points = [(entry["step"], entry[name]) for entry in run.metrics if entry.get(name) is not None]
+def curve(run: Run, name: str, label: str = "", stage: str | None = None) -> Curve | None:
+    """A metric over steps, of one stage or all; None when it was never written. NaN is left out."""
+    entries = [entry for entry in run.metrics if stage is None or entry["stage"] == stage]
+    points = [(entry["step"], entry[name]) for entry in entries if entry.get(name) is not None]
     if not points:
         return None
     return Curve(label or name, np.array([p[0] for p in points]), np.array([p[1] for p in points], float))
@@ -210,8 +211,8 @@ def _accuracy(run: Run) -> str:
     picture = change_svg(pairs, (f"at {reference}", "last")) if pairs else ""
     columns = ["domain", "before training", "after SFT", "last", "change since SFT, points", "prompts"]
     note = (
-        "Held-out prompts, the same ones each time, with 95% intervals. The change compares prompt by prompt; "
-        "it is coloured where its interval excludes zero."
+        "Held-out prompts, the same each time, with 95% intervals. The change compares prompt by prompt; it is "
+        " coloured where its interval excludes zero."
     )
     listing = page.table(columns, rows, numeric=1, total=names[-1] == "macro")
     return page.section("Held-out accuracy", note, picture, listing)
@@ -243,15 +244,18 @@ def _domains(run: Run) -> str:
 
 
 def _training(run: Run) -> str:
-    panels = []
-    for title, name in (("Reward, mean", "reward/mean"), ("Loss", "loss/total")):
-        found = curve(run, name)
-        if found is not None:
-            panels.append(Panel(title, [found]))
+    """Reward, and the loss of each stage apart: they are different quantities."""
+    plots = [("Reward, mean", curve(run, "reward/mean"))]
+    plots += [(f"Loss, {name}", curve(run, "loss/total", stage=name)) for _, name in run.stages]
+    panels = [Panel(title, [found]) for title, found in plots if found is not None]
     if not panels:
         return ""
-    note = "Faint: each step. Bold: smoothed. The loss of SFT is a cross-entropy, that of GRPO a surrogate: its level means little."
-    return page.section("Reward and loss", note, panels_svg(panels, "reward and loss", run.stages, columns=2))
+    note = (
+        "Faint: each step. Bold: smoothed. The loss of SFT is a cross-entropy; that of a policy gradient is "
+        "a surrogate, whose level means little."
+    )
+    columns = max(2, min(3, len(panels)))
+    return page.section("Reward and loss", note, panels_svg(panels, "reward and loss", run.stages, columns))
 
 
 def _health(run: Run) -> str:
@@ -259,10 +263,13 @@ def _health(run: Run) -> str:
     for title, names, shares in HEALTH:
         found = [c for name in names if (c := curve(run, name, name.split("/")[1].replace("_fraction", "")))]
         if found:
-            panels.append(Panel(title, found, percent=shares))
+            panels.append(Panel(title, found, percent=shares, smooth=names != ("update/learning_rate",)))
     if not panels:
         return ""
-    note = "What usually goes wrong first: length, entropy, and the distance from the policy that sampled and from the reference."
+    note = (
+        "What usually goes wrong first: length, entropy, and the distance from the policy that sampled and "
+        "from the reference."
+    )
     return page.section("Policy and optimizer", note, panels_svg(panels, "health of the policy", run.stages))
 
 
@@ -270,14 +277,13 @@ def _time(run: Run) -> str:
     """Where the seconds go."""
     whole = "time/step_s"
     timed = [entry for entry in run.metrics if entry.get(whole)]
-    names = dict.fromkeys(
-        key
-        for entry in timed
-        for key in entry
-        if key.startswith("time/") and key.endswith("_s") and key != whole
-    )
     if not timed:
         return ""
+    found = {key for entry in timed for key in entry if key.startswith("time/") and key.endswith("_s")} - {
+        whole
+    }
+    order = ["time/rollout_s", "time/verify_s", "time/update_s"]
+    names = [name for name in order if name in found] + sorted(found.difference(order))
     phases = {
         name[len("time/") : -len("_s")]: np.array([entry.get(name) or 0.0 for entry in timed])
         for name in names
