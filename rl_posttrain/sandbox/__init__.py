@@ -3,9 +3,9 @@
     with Pool(PoolConfig(slots=2)) as pool:
         verdict = judge(pool, code, FunctionTests("add", (Call((1, 2), 3),)))
 
-The sandbox returns answers, never verdicts. Expected values and their comparison stay in `judge`, on this side; the
-candidate gets one question at a time and sends plain data back, so nothing inside is worth forging, finding or
-patching.
+The sandbox returns answers, never verdicts. Expected values and their comparison stay in `judge`, on
+this side; the candidate gets one question at a time and sends plain data back, so nothing inside is
+worth forging, finding or patching.
 
     judge.py       verdicts: function-call and stdin/stdout tests
     compare.py     is an answer the expected one? Assumes that the answer is hostile

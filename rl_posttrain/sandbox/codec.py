@@ -1,9 +1,9 @@
 """Plain Python values as tagged JSON: the only thing that crosses the sandbox's border.
 
-No pickle, no marshal, no eval. `encode` also runs inside the sandbox, `decode` assumes hostile bytes: it bounds
-size, depth and the length of numbers, never hashes what it decodes (dicts and sets come back as lists, which
-`compare` matches), and raises nothing but `Malformed`. Standard library only, Python 3.9 or newer: this file
-is also loaded by the sandbox's own interpreter.
+No pickle, no marshal, no eval. `encode` also runs inside the sandbox, `decode` assumes hostile bytes: it
+bounds size, depth and the length of numbers, never hashes what it decodes (dicts and sets come back as
+lists, which `compare` matches), and raises nothing but `Malformed`. Standard library only, Python 3.9 or
+newer: this file is also loaded by the sandbox's own interpreter.
 
     None, bool, str           themselves            bytes, bytearray   {"b": base64}
     int                       itself, or {"i": hex} complex            {"c": [real, imag]}
@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import re
+from typing import Any
 
 MAXIMUM_DEPTH = 60  # of the value; a tagged level is two or three levels of JSON
 MAXIMUM_HEX = 400_000  # digits of an integer
@@ -58,7 +59,7 @@ class Members(list):
 
 
 def encode(value) -> bytes:
-    """`value` in the table's notation. Values of other types become opaque, and so does what lies too deep."""
+    """`value` in the notation above. Values of other types become opaque; so does what lies too deep."""
     return json.dumps(to_json(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -97,17 +98,17 @@ def _subclass_to_json(value, depth):
     if isinstance(value, float):
         return to_json(float.__float__(value), depth)
     if isinstance(value, (list, tuple)):
-        base = list if isinstance(value, list) else tuple
-        return to_json(base(base.__iter__(value)), depth)
+        plain: Any = list if isinstance(value, list) else tuple
+        return to_json(plain(plain.__iter__(value)), depth)
     if isinstance(value, dict):
         return to_json(dict(dict.items(value)), depth)
     if isinstance(value, (set, frozenset)):
-        base = set if isinstance(value, set) else frozenset
-        return to_json(base(base.__iter__(value)), depth)
+        plain = set if isinstance(value, set) else frozenset
+        return to_json(plain(plain.__iter__(value)), depth)
     return {"o": type(value).__module__ + "." + type(value).__qualname__}
 
 
-def decode(data: bytes, maximum_bytes: int):
+def decode(data: bytes, maximum_bytes: int) -> Any:
     """The value that hostile `data` describes; dicts as `Pairs`, sets as `Members`, the rest as itself.
 
     Raises:
@@ -143,7 +144,7 @@ def _float(token):
     return float(token)
 
 
-def from_json(node, depth=0):
+def from_json(node, depth=0) -> Any:
     """The inverse of `to_json`, with `Pairs` and `Members`. Raises Malformed for an unknown tag."""
     if depth > 2 * MAXIMUM_DEPTH + 8:
         raise Malformed("nested too deeply")
@@ -182,7 +183,7 @@ def _from_string(tag, body):
     raise Malformed("an unknown tag")
 
 
-def real_value(value):
+def real_value(value) -> Any:
     """Inside the sandbox, where the sender is trusted: a decoded value with dicts and sets made real."""
     if type(value) is Pairs:
         return {real_value(key): real_value(item) for key, item in value}

@@ -1,9 +1,9 @@
 """Is an answer the expected one? The answer comes from candidate code: no method of its making runs here.
 
-Equality is Python's own between plain values, with two differences. A bool equals only a bool, so that `True` is
-no answer to a question about a number (`True == 1` in Python). And nan equals nan, so that a test can expect it.
-Otherwise as in Python: 1 equals 1.0, 0.0 equals -0.0, a list never equals a tuple, a set equals a frozenset, the
-order of dicts and sets does not matter.
+Equality is Python's own between plain values, with two differences. A bool equals only a bool, so that
+`True` is no answer to a question about a number (`True == 1` in Python). And nan equals nan, so that a
+test can expect it. Otherwise as in Python: 1 equals 1.0, 0.0 equals -0.0, a list never equals a tuple, a
+set equals a frozenset, the order of dicts and sets does not matter.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def normalise(value: Any, what: str) -> Any:
     foreign = _find_opaque(decoded)
     if foreign is not None:
         raise ValueError(
-            f"{what} holds {foreign!r}, which is not plain data: use None, bool, int, float, complex, str, bytes, "
-            f"list, tuple, dict or set, at most {MAXIMUM_DEPTH} levels deep"
+            f"{what} holds {foreign!r}, which is not plain data: use None, bool, int, float, complex, str, "
+            f"bytes, list, tuple, dict or set, at most {MAXIMUM_DEPTH} levels deep"
         )
     return decoded
 
@@ -98,8 +98,8 @@ def _same_pairs(expected: Pairs, answer: Pairs, tolerance: float) -> bool:
 def canonical(value: Any) -> str:
     """One text for all values that `same` holds equal, different texts for others.
 
-    A dict of texts stands in for a dict of answers: the hash of a string is keyed, that of an integer is not, and
-    a hundred thousand integers chosen to collide would keep the judge busy for minutes.
+    A dict of texts stands in for a dict of answers: the hash of a string is keyed, that of an integer is
+    not, and a hundred thousand integers chosen to collide would keep the judge busy for minutes.
     """
     kind = type(value)
     if kind is float and value.is_integer():

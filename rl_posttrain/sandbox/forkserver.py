@@ -1,9 +1,10 @@
-"""Inside a slot's container: serves one run at a time, each in fresh namespaces. Run as a script, never imported.
+"""Inside a slot's container: serves one run at a time, each in fresh namespaces. A script, never imported.
 
-Per run: clone with new pid, mount, IPC and host name namespaces; its pid 1 (trusted) mounts a fresh /tmp, forks the
-candidate (pid 2), waits for it under a CPU limit, kills whatever else lives in the namespace, and reports. The
-candidate has no capabilities, its resource limits and the system call filter. Pid 1 is not the candidate because
-signals to oneself are ignored there. Standard library only, Python 3.9 or newer.
+Per run: clone with new pid, mount, IPC and host name namespaces; its pid 1 (trusted) mounts a fresh
+/tmp, forks the candidate (pid 2), waits for it under a CPU limit, kills whatever else lives in the
+namespace, and reports. The candidate has no capabilities, its resource limits and the system call
+filter. Pid 1 is not the candidate because signals to oneself are ignored there. Standard library only,
+Python 3.9 or newer.
 
     first message: {"filters": {profile: base64}}; answer {"ready": version}
     message:       {"run", "mode": "calls"|"program", "profile", "limits": {...}} with the descriptors
@@ -27,12 +28,12 @@ import struct
 import sys
 import time
 
-import harness
+import harness  # from the same folder
 
 # Imported once, so that candidates find them loaded. All harmless without descriptors or capabilities.
 PRELOADED = (
-    "array bisect cmath collections copy dataclasses datetime decimal enum fractions functools heapq io itertools "
-    "json math operator random re statistics string textwrap typing"
+    "array bisect cmath collections copy dataclasses datetime decimal enum fractions functools heapq io "
+    "itertools json math operator random re statistics string textwrap typing"
 ).split()
 
 NEW_NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x20000000  # mount, host name, IPC, pid
@@ -42,7 +43,8 @@ PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 2
 LAST_CAPABILITY = 63
 INODES = 2048
 STACK_BYTES = 64 << 20
-# Tasks that live in the slot's user namespace beside the candidate's: bubblewrap's pid 1, this process, the run's pid 1.
+# Tasks that live in the slot's user namespace beside the candidate's: bubblewrap's pid 1, this process,
+# the run's pid 1.
 OTHER_TASKS = 3
 SHORTEST_CHECK = 0.005  # seconds between looks at the candidate's CPU clock
 
@@ -126,9 +128,12 @@ def candidate(job, descriptors, instructions):
         report(status, {"failed": f"set-up of the run: {error!r}"})
         os._exit(1)
     os.close(status)
-    if job["mode"] == "program":
-        harness.run_program()
-    harness.answer_calls()
+    try:
+        if job["mode"] == "program":
+            harness.run_program()
+        harness.answer_calls()
+    finally:
+        os._exit(1)  # the harness itself was broken by the candidate
 
 
 def report(status, fields):
@@ -136,7 +141,7 @@ def report(status, fields):
 
 
 def first_process(job, descriptors, instructions):
-    """Pid 1 of the run: prepares it, waits for the candidate, kills what is left, reports. Does not return."""
+    """Pid 1 of the run: sets up, waits for the candidate, kills what is left, reports. Does not return."""
     status = descriptors[5]
     try:
         os.setsid()
@@ -148,18 +153,19 @@ def first_process(job, descriptors, instructions):
             candidate(job, descriptors, instructions)
         for descriptor in descriptors[:5]:
             os.close(descriptor)
-        report(status, watch(pid, job["limits"]["cpu_seconds"]))
+        report(status, watch(pid, job["limits"]["cpu_seconds"], job["limits"]["processes"]))
     except BaseException as error:
         report(status, {"failed": f"pid 1 of the run: {error!r}"})
     finally:
         os._exit(0)
 
 
-def watch(pid, cpu_seconds):
+def watch(pid, cpu_seconds, tasks):
     """Waits for the candidate `pid` and everything else in the namespace; returns what it used."""
     found = {"left": 0, "cpu_s": 0.0, "peak_memory_bytes": 0, "cpu_limit": False}
     clock = ~pid << 3 | 2  # CPUCLOCK_SCHED: the CPU time of that process, all its threads
-    cores = os.cpu_count() or 1
+    # With so many threads at most, the limit cannot be reached earlier than after this fraction of it.
+    cores = min(os.cpu_count() or 1, tasks)
     pause = cpu_seconds / cores
     while True:
         taken = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, pause)

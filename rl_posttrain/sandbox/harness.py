@@ -1,8 +1,8 @@
 """Inside a run: loads the candidate and answers questions. Untrusted as soon as candidate code is loaded.
 
-Requests come on descriptor 3, replies leave on 4: a 4-byte big-endian length, then JSON. Every reply repeats the
-random id of its request, so that a reply written before its question counts as tampering. Standard library only,
-Python 3.9 or newer.
+Requests come on descriptor 3, replies leave on 4: a 4-byte big-endian length, then JSON. Every reply
+repeats the random id of its request, so that a reply written before its question counts as tampering.
+Standard library only, Python 3.9 or newer.
 
     {"id", "code"}                         load; reply {"id", "ok": true}
     {"id", "entry", "arguments": encoded}  call; reply {"id", "value": encoded}
@@ -20,6 +20,7 @@ import sys
 import threading
 import traceback
 import types
+from typing import Any
 
 import codec  # from the same folder; as a package module it is rl_posttrain.sandbox.codec
 
@@ -53,8 +54,12 @@ def describe(error, file):
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != file:
         trace = trace.tb_next
+    try:
+        message = str(error)
+    except BaseException:  # the candidate's own __str__
+        message = "<message cannot be shown>"
     lines = traceback.format_exception(type(error), error, trace, limit=-FRAMES, chain=False)
-    return [type(error).__name__[:200], str(error)[:500], "".join(lines)[-4000:]]
+    return [type(error).__name__[:200], message[:500], "".join(lines)[-4000:]]
 
 
 def load(name, file, code):
@@ -80,7 +85,7 @@ def prepare(buffered):
     sys.path[:] = [path for path in sys.path if path != "/harness"]
 
 
-def resolve(module, entry):
+def resolve(module, entry) -> Any:
     """`entry` in the module: a function, or `Class.method` on a fresh instance."""
     found = module
     for name in entry.split("."):
@@ -131,8 +136,8 @@ def run_program():
         sys.stderr.write(parts[2])
         send(b'{"id":%s,"error":%s}' % (json.dumps(request["id"]).encode(), json.dumps(parts).encode()))
         code = 1
-    try:
-        threading._shutdown()  # waits for threads that are not daemons, as the interpreter does at its end
+    try:  # as the interpreter does at its end: waits for threads that are not daemons
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
     except BaseException as error:

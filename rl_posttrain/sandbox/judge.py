@@ -1,7 +1,7 @@
 """Verdicts on candidate code, decided here, outside the sandbox.
 
-The candidate sees inputs, one question at a time, and its answers come back as plain data. Expected values and the
-comparison never leave this process. What the sandbox sends is taken for hostile bytes.
+The candidate sees inputs, one question at a time, and its answers come back as plain data. Expected
+values and the comparison never leave this process. What the sandbox sends is taken for hostile bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True)
 class FunctionTests:
-    """Calls of one function, in one process and in order: the program is loaded once, and what it keeps it keeps.
+    """Calls of one function, in order and in one process: what one call leaves in globals, the next finds.
 
     A bool equals only a bool, a list never equals a tuple; otherwise equality is Python's (`compare.py`).
     """
@@ -61,8 +61,8 @@ class FunctionTests:
 class StdioTests:
     """(stdin, expected stdout) pairs, each its own run.
 
-    Outputs are equal when their lines are, without trailing white space and trailing empty lines; the program has to
-    exit with 0 and within its limits.
+    Outputs are equal when their lines are, without trailing white space and trailing empty lines; the
+    program has to exit with 0 and within its limits.
     """
 
     cases: tuple[tuple[str, str], ...]
@@ -76,7 +76,7 @@ Tests = FunctionTests | StdioTests
 
 
 def judge(pool: Pool, code: str, tests: Tests, *, profile: Profile = "single") -> Verdict:
-    """Runs `code` against `tests`. A failure of the sandbox gives the status "infra_error", never a wrong answer.
+    """Runs `code` against `tests`. A failure of the sandbox is "infra_error", never a wrong answer.
 
     Args:
       profile: "single" refuses new processes (threads are fine), which makes the memory limit a hard bound;

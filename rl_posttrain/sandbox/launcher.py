@@ -1,9 +1,10 @@
-"""The process that starts slots' containers, so that the trainer never forks. Run as a script, never imported.
+"""The process that starts slots' containers, so that the trainer never forks. A script, never imported.
 
-Forking costs in proportion to the parent's memory (0.1 ms for a small process, 270 ms at 4 GB), and bubblewrap's
---die-with-parent follows the thread that started it; this process is small and has one thread. It is told what to
-start over a socket, drops root for an unprivileged user first, and collects whatever ends. When the trainer ends
-in any way, it kills every container and ends itself. Standard library only.
+Forking costs in proportion to the parent's memory (0.1 ms for a small process, 270 ms at 4 GB), and
+bubblewrap's --die-with-parent follows the thread that started it; this process is small and has one
+thread. It is told what to start over a socket, drops root for an unprivileged user first, and collects
+whatever ends. When the trainer ends in any way, it kills every container and ends itself. Standard
+library only.
 
     message: {"argv": [...], "environment": {...}, "user": uid or null, "files": n}
              with the descriptors [stderr of the container, n more that argv refers to as "{0}", "{1}", ...]
@@ -15,6 +16,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,7 +112,11 @@ def main():
     trainer = os.pidfd_open(trainer_pid)
     if os.getppid() != trainer_pid:  # it ended before the line above, and the number may be another's by now
         return
-    serve(control, trainer)
+    try:
+        serve(control, trainer)
+    finally:
+        for folder in sys.argv[3:]:  # a copy of bubblewrap, which this process outlives everyone to remove
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

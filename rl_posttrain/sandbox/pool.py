@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, find_bubblewrap
+from rl_posttrain.sandbox.bubblewrap import COPIED_BINARY, SandboxUnavailable, find_bubblewrap, reachable_copy
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.seccomp import Profile, build_filter
 from rl_posttrain.sandbox.slot import InfrastructureError, Job, Session, Slot
@@ -42,8 +42,8 @@ class PoolConfig:
 class Pool:
     """Runs candidate code in `config.slots` containers. A context manager; safe to share between threads.
 
-    The first run starts the launcher and the first slot. No process outlives `close`, nor this process, however it
-    ends. A forked copy of this process must make its own pool.
+    The first run starts the launcher and the first slot. No process outlives `close`, nor this process,
+    however it ends. A forked copy of this process must make its own pool.
     """
 
     def __init__(self, config: PoolConfig):
@@ -54,7 +54,6 @@ class Pool:
         self._works = False  # a slot has started, so that a later failure to start is a fault of the moment
         self._owner = os.getpid()
         self._launcher: LauncherProcess | None = None
-        self._bubblewrap = ""
         self._filters: dict[Profile, bytes] = {}
 
     def __enter__(self) -> Pool:
@@ -115,16 +114,16 @@ class Pool:
     def _start_slot(self, index: int) -> Slot:
         try:
             with self._condition:
-                if self._launcher is None:
-                    self._bubblewrap = find_bubblewrap()
+                if not self._filters:
                     self._filters = {"single": build_filter("single"), "multi": build_filter("multi")}
-                    self._launcher = LauncherProcess()
-                elif self._launcher.ended():
+                if self._launcher is not None and self._launcher.ended():
                     self._launcher.close()
-                    self._launcher = LauncherProcess()
+                    self._launcher = None
+                if self._launcher is None:
+                    self._launcher = LauncherProcess(find_bubblewrap())
                 launcher = self._launcher
             user = FIRST_USER - index if os.geteuid() == 0 else None
-            slot = Slot(launcher, self._bubblewrap, self._filters, user)
+            slot = Slot(launcher, self._filters, user)
         except SandboxUnavailable as error:
             if not self._works:
                 raise
@@ -153,15 +152,19 @@ class Pool:
 class LauncherProcess:
     """The trainer's end of `launcher.py`."""
 
-    def __init__(self) -> None:
+    def __init__(self, bubblewrap: str) -> None:
+        folder = reachable_copy(bubblewrap)
+        self.bubblewrap = bubblewrap if folder is None else f"{folder}/{COPIED_BINARY}"
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         script = str(Path(__file__).parent / "launcher.py")
         number = theirs.fileno()
+        command = [sys.executable, "-I", "-S", script, str(number), str(os.getpid())]
         # No preexec_fn and no change of user: Python then starts it with vfork, whatever this process's size.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", script, str(number), str(os.getpid())],
+            command if folder is None else [*command, folder],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             pass_fds=(number,),
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the pool
         )
@@ -186,8 +189,8 @@ class LauncherProcess:
         answer = json.loads(data)
         if "error" in answer:
             raise SandboxUnavailable(
-                f"bubblewrap cannot be started: {answer['error']}. Candidates run as an unprivileged user, who has "
-                "to be able to reach it: `apt-get install bubblewrap`, or keep the environment outside /root"
+                f"bubblewrap cannot be started: {answer['error']}. It runs as an unprivileged user, who has to "
+                "be able to reach it: `apt-get install bubblewrap`"
             )
         return answer["pid"]
 

@@ -17,18 +17,18 @@ from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
 Profile = Literal["single", "multi"]
 
 DENIED = """
-mount umount2 pivot_root chroot setns unshare open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr
-swapon swapoff reboot kexec_load kexec_file_load init_module finit_module delete_module acct quotactl
-quotactl_fd syslog bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
-add_key request_key keyctl ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp process_madvise
-process_mrelease open_by_handle_at name_to_handle_at lookup_dcookie fanotify_init fanotify_mark inotify_init
-inotify_init1 shmget shmat shmctl shmdt msgget msgsnd msgrcv msgctl semget semop semctl semtimedop mq_open
-mq_unlink mq_timedsend mq_timedreceive mq_notify memfd_create memfd_secret mbind set_mempolicy migrate_pages
-move_pages vmsplice iopl ioperm modify_ldt personality uselib ustat sysfs vhangup nfsservctl settimeofday
-clock_settime adjtimex clock_adjtime stime sethostname setdomainname mknod mknodat setuid setgid setreuid
-setregid setresuid setresgid setgroups setfsuid setfsgid capset socket bind connect listen accept accept4
-execveat landlock_create_ruleset landlock_add_rule landlock_restrict_self
-""".split()
+mount umount2 pivot_root chroot setns unshare open_tree move_mount fsopen fsconfig fsmount fspick
+mount_setattr swapon swapoff reboot kexec_load kexec_file_load init_module finit_module delete_module
+acct quotactl quotactl_fd syslog bpf perf_event_open userfaultfd io_uring_setup io_uring_enter
+io_uring_register add_key request_key keyctl ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp
+process_madvise process_mrelease open_by_handle_at name_to_handle_at lookup_dcookie fanotify_init
+fanotify_mark inotify_init inotify_init1 shmget shmat shmctl shmdt msgget msgsnd msgrcv msgctl semget
+semop semctl semtimedop mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify memfd_create
+memfd_secret mbind set_mempolicy migrate_pages move_pages vmsplice iopl ioperm modify_ldt personality
+uselib ustat sysfs vhangup nfsservctl settimeofday clock_settime adjtimex clock_adjtime stime sethostname
+setdomainname mknod mknodat setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid
+setfsgid capset socket bind connect listen accept accept4 execveat landlock_create_ruleset
+landlock_add_rule landlock_restrict_self """.split()
 DENIED_SINGLE = "fork vfork execve rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal pidfd_open".split()
 # Newer than the libraries in use, by number (the same on every architecture): statmount, listmount,
 # lsm_get_self_attr, lsm_set_self_attr, lsm_list_modules, open_tree_attr.
@@ -48,7 +48,7 @@ def build_filter(profile: Profile) -> bytes:
       SandboxUnavailable: pyseccomp or libseccomp is missing.
     """
     try:
-        import pyseccomp
+        import pyseccomp  # type: ignore[import-not-found]
     except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: libseccomp itself was not found
         raise SandboxUnavailable(
             f"cannot build the system call filter ({error}): `pip install pyseccomp` and "

@@ -1,4 +1,4 @@
-"""One slot: a container with a fork server, and the pipes of the one run in it. Used by one thread at a time."""
+"""One slot: a container with a fork server, and the pipes of the one run in it. For one thread at a time."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ class RunEnded(Exception):
 class Launcher(Protocol):
     """Starts and kills containers; see `launcher.py`."""
 
+    bubblewrap: str  # the program's path
+
     def start(self, argv: list[str], environment: dict, user: int | None, files: list[int]) -> int: ...
 
     def kill(self, pid: int) -> None: ...
@@ -57,7 +59,7 @@ class Job:
 class Slot:
     """A container that serves runs until it is closed or breaks."""
 
-    def __init__(self, launcher: Launcher, bubblewrap: str, filters: dict[Profile, bytes], user: int | None):
+    def __init__(self, launcher: Launcher, filters: dict[Profile, bytes], user: int | None):
         """Starts the container.
 
         Raises:
@@ -71,7 +73,7 @@ class Slot:
         # "{0}" and so on become the descriptors' numbers in the launcher.
         sources = {name: f"{{{index + 1}}}" for index, name in enumerate(SOURCES)}
         try:
-            argv = slot_command(bubblewrap, sources, "{0}")
+            argv = slot_command(launcher.bubblewrap, sources, "{0}")
             self.pid = launcher.start(argv, SANDBOX_ENVIRONMENT, user, [errors, theirs.fileno(), *opened])
             theirs.close()
             hello = {name: base64.b64encode(data).decode() for name, data in filters.items()}
@@ -109,7 +111,7 @@ class Slot:
             self._launcher.kill(self.pid)
 
     def run(self, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
-        """One run. `driver` asks the questions through the session; its result is returned with the execution.
+        """One run. `driver` asks the questions through the session; its result comes with the execution.
 
         Raises:
           InfrastructureError: the container or its plumbing failed; close this slot.
@@ -172,7 +174,8 @@ class Session:
         """Sends a question and waits for the answer's bytes.
 
         Raises:
-          RunEnded: there is no answer: the run ended, was killed by a limit, or had answered before the question.
+          RunEnded: there is no answer: the run ended, was killed by a limit, or had answered before the
+          question.
         """
         if self._incoming["replies"]:
             self.kill("unsolicited_frame", "a reply before its question")
