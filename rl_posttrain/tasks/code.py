@@ -127,7 +127,7 @@ def _programs(parts: int) -> tuple[Program, ...]:
     kept = []
     for program in sorted(product(_PARTS, repeat=parts), key=lambda p: (len("+".join(p)), p)):
         outputs = tuple(_run(program, word) for word in probes)
-        if program != ("x",) and outputs not in seen:
+        if outputs not in seen:
             seen.add(outputs)
             kept.append(program)
     return tuple(kept)
@@ -138,6 +138,8 @@ def _slices(options: Slices, rng: Random) -> Item:
     candidates = [p for parts in range(1, options.max_parts + 1) for p in _programs(parts)]
     for _ in range(1000):
         program = rng.choice(_programs(rng.randint(1, options.max_parts)))
+        if program == ("x",):  # no puzzle
+            continue
         lengths = rng.sample(range(options.min_length, options.max_length + 1), options.examples)
         shown = ["".join(rng.sample(alphabet, length)) for length in lengths]
         consistent = [p for p in candidates if all(_run(p, word) == _run(program, word) for word in shown)]
