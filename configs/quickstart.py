@@ -1,6 +1,6 @@
 """A policy learns on a CPU, from an empty folder: a short supervised warm-up, then GRPO on sandboxed verdicts.
 
-    python -m experiments.run --config configs/quickstart.py --workdir runs/quickstart
+python -m experiments.run --config configs/quickstart.py --workdir runs/quickstart
 """
 
 from ml_collections import ConfigDict

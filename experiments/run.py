@@ -8,6 +8,7 @@ exits with code 75; the same command goes on from there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import time
@@ -25,9 +26,13 @@ def main(argv: Sequence[str]) -> int:
         epilog="exit codes: 0 done, 2 bad config, 3 environment (no bubblewrap, no space), 75 interrupted and resumable",
     )
     parser.add_argument("--config", required=True, help="a Python file with get_config()")
-    parser.add_argument("--workdir", required=True, help="the run's folder: created, or resumed when it holds a run")
+    parser.add_argument(
+        "--workdir", required=True, help="the run's folder: created, or resumed when it holds a run"
+    )
     parser.add_argument("--dry_run", action="store_true", help="show packed batches, their masks and the compiled memory; train nothing")  # fmt: skip
-    parser.add_argument("--profile", metavar="FIRST:LAST", type=_range, help="trace these steps for TensorBoard")
+    parser.add_argument(
+        "--profile", metavar="FIRST:LAST", type=_range, help="trace these steps for TensorBoard"
+    )
     parser.add_argument("--config.KEY", metavar="VALUE", dest="_", help="override a key of the config, e.g. --config.update.learning_rate=3e-5")  # fmt: skip
     arguments = parser.parse_args(rest)
 
@@ -46,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(config, workdir: str, profile: tuple[int, int] | None = None) -> int:
     """Trains to the config's last step. Returns 0, or 75 when a signal ended it early."""
+    from rl_posttrain import config as config_lib
     from rl_posttrain import lifecycle, services
     from rl_posttrain.loop import train
     from rl_posttrain.observability import manifest, report
@@ -64,18 +70,23 @@ def run(config, workdir: str, profile: tuple[int, int] | None = None) -> int:
             if resumed:
                 print(f"resuming {workdir} from step {state.step} of {config.total_steps}")
             lifecycle.rewind(built, state)
-            manifest.write(workdir, config)
-            with MetricsWriter(workdir, purge_after=state.step) as writer, Progress(config.total_steps) as progress:
+            manifest.write(workdir, config.seed, config_lib.to_dict(config))
+            with (
+                contextlib.closing(MetricsWriter(workdir, state.step if resumed else None)) as writer,
+                Progress(config.total_steps, initial=state.step) as progress,
+            ):
                 recorder = lifecycle.Recorder(built, writer, progress, lambda: interrupts.requested, profile)
                 recorder.begin(state)
                 train(built, state, recorder.after)
             if state.step < config.total_steps:
                 built.checkpoints.wait()
-                print(f"interrupted at step {state.step} of {config.total_steps}: saved; the same command resumes")
+                print(
+                    f"interrupted at step {state.step} of {config.total_steps}: saved; the same command resumes"
+                )
                 return cli.PREEMPTED
             lifecycle.finish(built, state)
         path = report.render(workdir)
-        lifecycle.print_summary(state, config)
+        lifecycle.print_summary(config, state.evaluations)
         print(f"{compilations.count} programs compiled; {time.time() - started:.0f} s in all; report: {path}")
     return 0
 
@@ -87,7 +98,9 @@ class Interrupts:
         self.requested = False
 
     def __enter__(self) -> Interrupts:
-        self._previous = {kind: signal.signal(kind, self._request) for kind in (signal.SIGTERM, signal.SIGINT)}
+        self._previous = {
+            kind: signal.signal(kind, self._request) for kind in (signal.SIGTERM, signal.SIGINT)
+        }
         return self
 
     def _request(self, kind: int, frame) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from rl_posttrain.batch import Params
 from rl_posttrain.data.tokenizer import Tokenizer
 from rl_posttrain.model.transformer import ModelConfig
-from rl_posttrain.observability.metrics import paired_interval, pass_at_k, wilson
+from rl_posttrain.observability.metrics import macro_interval, paired_interval, pass_at_k, wilson
 from rl_posttrain.rewards.verifiers import verify
 from rl_posttrain.rollout.generate import generate
 from rl_posttrain.rollout.sampling import Sampling
@@ -40,7 +40,9 @@ class EvaluationConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.samples > 1 and self.sampling.temperature == 0:
-            raise ValueError(f"samples={self.samples} at temperature=0 would all be equal: use samples=1 or a temperature")
+            raise ValueError(
+                f"samples={self.samples} at temperature=0 would all be equal: use samples=1 or a temperature"
+            )
 
     @property
     def sampling(self) -> Sampling:
@@ -109,12 +111,7 @@ def rows(outcomes: Mapping[str, Outcomes], stage: str, step: int) -> list[Row]:
     for name, outcome in outcomes.items():
         result += _domain_rows(name, outcome.passed, stage, step)
     for metric in dict.fromkeys(row["metric"] for row in result):
-        values = [row for row in result if row["metric"] == metric]
-        mean = float(np.mean([row["value"] for row in values]))
-        # Domains are independent: the standard errors of their means add in quadrature.
-        error = 1.96 * float(np.sqrt(sum(_standard_error(row) ** 2 for row in values))) / len(values)
-        count = sum(row["n"] for row in values)
-        result.append(_row(stage, step, "macro", metric, mean, max(mean - error, 0.0), min(mean + error, 1.0), count))
+        result.append(_macro_row([row for row in result if row["metric"] == metric]))
     return result
 
 
@@ -123,7 +120,9 @@ def _domain_rows(name: str, passed: np.ndarray, stage: str, step: int) -> list[R
     counts, right = judged.sum(1), np.nansum(passed, 1)
     usable = counts > 0
     if not usable.any():
-        raise RuntimeError(f"{name}: the verifier failed on every held-out item, so there is no accuracy to report")
+        raise RuntimeError(
+            f"{name}: the verifier failed on every held-out item, so there is no accuracy to report"
+        )
     shares = right[usable] / counts[usable]
     items, value = int(usable.sum()), float(shares.mean())
     low, high = wilson(value * items, items)
@@ -141,8 +140,11 @@ def _domain_rows(name: str, passed: np.ndarray, stage: str, step: int) -> list[R
     return result
 
 
-def _standard_error(row: Row) -> float:
-    return (row["high"] - row["low"]) / (2 * 1.96)
+def _macro_row(rows_: Sequence[Row]) -> Row:
+    """The average over domains, each weighing the same."""
+    value, low, high = macro_interval([(row["value"], row["low"], row["high"]) for row in rows_])
+    first, count = rows_[0], sum(row["n"] for row in rows_)
+    return _row(first["stage"], first["step"], "macro", first["metric"], value, low, high, count)
 
 
 def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
@@ -152,17 +154,21 @@ def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
     for row in after:
         if row["metric"] != "accuracy" or "outcomes" not in row:
             continue
-        pairs = [(a, b) for a, b in zip(first[row["domain"]]["outcomes"], row["outcomes"]) if None not in (a, b)]
+        pairs = [
+            (a, b) for a, b in zip(first[row["domain"]]["outcomes"], row["outcomes"]) if None not in (a, b)
+        ]
         difference, low, high = paired_interval([a for a, _ in pairs], [b for _, b in pairs])
-        result.append(_row(row["stage"], row["step"], row["domain"], "accuracy_change", difference, low, high, len(pairs)))
-    mean = float(np.mean([row["value"] for row in result]))
-    error = 1.96 * float(np.sqrt(sum(_standard_error(row) ** 2 for row in result))) / len(result)
-    stage, step = after[0]["stage"], after[0]["step"]
-    count = sum(row["n"] for row in result)
-    return [*result, _row(stage, step, "macro", "accuracy_change", mean, mean - error, mean + error, count)]
+        result.append(
+            _row(
+                row["stage"], row["step"], row["domain"], "accuracy_change", difference, low, high, len(pairs)
+            )
+        )
+    return [*result, _macro_row(result)]
 
 
-def _row(stage: str, step: int, domain: str, metric: str, value: float, low: float, high: float, n: int) -> Row:
+def _row(
+    stage: str, step: int, domain: str, metric: str, value: float, low: float, high: float, n: int
+) -> Row:
     return dict(stage=stage, step=step, domain=domain, metric=metric, value=value, low=low, high=high, n=n)
 
 

@@ -18,13 +18,15 @@ from rl_posttrain.batch import TrainState
 from rl_posttrain.config import ConfigError
 from rl_posttrain.data.pipeline import make_iterator
 from rl_posttrain.loop import Collected, Metrics, RunState
+from rl_posttrain.observability import alerts
 from rl_posttrain.observability.metrics import MetricsWriter
-from rl_posttrain.observability.progress import Progress
+from rl_posttrain.observability.progress import Progress, print_table
 from rl_posttrain.services import Config, Services
 from rl_posttrain.storage import filesystem
 from rl_posttrain.storage.checkpoints import restore_params
-from rl_posttrain.storage.trajectories import record
+from rl_posttrain.storage.trajectories import record, truncate_after
 
+GLANCE = ("loss/total", "reward/mean", "completion/length_mean", "evaluation/macro_accuracy", "tokens/per_s")
 EXTENDABLE = ("grpo.steps",)  # keys that a resumed run may change: more steps on a finished run
 
 
@@ -40,9 +42,15 @@ def prepare_workdir(config: Config, workdir: str) -> bool:
     if exists:
         theirs = config_lib.flatten(json.loads(filesystem.read(path)))
         flat = config_lib.flatten(ours)
-        differing = [key for key in sorted({*flat, *theirs}) if flat.get(key) != theirs.get(key) and key not in EXTENDABLE]
+        differing = [
+            key
+            for key in sorted({*flat, *theirs})
+            if flat.get(key) != theirs.get(key) and key not in EXTENDABLE
+        ]
         if differing:
-            listed = "; ".join(f"{key}: {theirs.get(key)!r} there, {flat.get(key)!r} here" for key in differing)
+            listed = "; ".join(
+                f"{key}: {theirs.get(key)!r} there, {flat.get(key)!r} here" for key in differing
+            )
             raise ConfigError(f"{workdir} holds a run with another config ({listed}): use another --workdir")
     filesystem.write_atomic(path, json.dumps(ours, indent=1).encode())
     return exists
@@ -55,7 +63,9 @@ def start(services: Services) -> RunState:
         params = services.init_params()
     else:
         folder = filesystem.join(config.init_from, "checkpoints")
-        _, params = restore_params(folder if filesystem.exists(folder) else config.init_from, services.abstract.params)
+        _, params = restore_params(
+            folder if filesystem.exists(folder) else config.init_from, services.abstract.params
+        )
     return RunState(
         step=0,
         train=services.init_train_state(params),
@@ -78,7 +88,11 @@ def examples_iterator(config: Config) -> Any:
 def save(services: Services, state: RunState, score: float | None) -> None:
     """Flushes the trajectories and starts to write a checkpoint of the whole state."""
     services.trajectories.flush(state.step)
-    arrays = {"opt_state": state.train.opt_state, "train_step": state.train.step, "reference": state.reference or {}}
+    arrays = {
+        "opt_state": state.train.opt_state,
+        "train_step": state.train.step,
+        "reference": state.reference or {},
+    }
     cursor = {
         "counters": state.counters,
         "examples": state.examples.get_state() if state.examples is not None else None,
@@ -115,6 +129,13 @@ def resume(services: Services) -> RunState | None:
     )
 
 
+def rewind(services: Services, state: RunState) -> None:
+    """Drops what was written after the step that the run continues from, so that every step shows once."""
+    truncate_after(services.trajectories.directory, state.step)
+    alerts.truncate_after(services.workdir, state.step)
+    write_evaluations(services, state)
+
+
 def evaluate(services: Services, state: RunState, stage: str) -> list[evaluation.Row]:
     """Evaluates the policy, adds the rows to the state and rewrites `evaluation.json`."""
     config = services.config
@@ -149,7 +170,9 @@ def evaluation_due(config: Config, step: int) -> bool:
 def finish(services: Services, state: RunState) -> None:
     """Compares the last held-out accuracies with those before GRPO, prompt by prompt."""
     config = services.config
-    at = lambda step: [row for row in state.evaluations if row["step"] == step and row["metric"] == "accuracy"]
+    at = lambda step: [
+        row for row in state.evaluations if row["step"] == step and row["metric"] == "accuracy"
+    ]
     before, after = at(config.sft.steps), at(config.total_steps)
     if config.grpo.steps:
         state.evaluations += evaluation.changes(before, after)
@@ -184,7 +207,7 @@ class Recorder:
             self._keep(state.step, collected)
             self._check_mismatch(state.step, metrics)
         self.writer.write(state.step, stage, metrics, *_pictures(collected))
-        self.progress.update(state.step, stage, metrics)
+        self.progress.update(state.step, stage, {name: metrics[name] for name in GLANCE if name in metrics})
         self._trace(state.step)
         stopping = self.stop() and state.step < config.total_steps
         if stopping or state.step % config.checkpoint.every == 0 or state.step == config.total_steps:
@@ -204,13 +227,14 @@ class Recorder:
     def _check_mismatch(self, step: int, metrics: Metrics) -> None:
         limit = self.services.config.grpo.mismatch_alarm
         if not metrics["policy/mismatch"] <= limit:
-            self.services.alerts.raise_(
+            alert = alerts.Alert(
                 step,
                 "logprob_mismatch",
-                message=f"trainer and sampler disagree on a token's logprob by {metrics['policy/mismatch']:.3g} at an "
+                f"trainer and sampler disagree on a token's logprob by {metrics['policy/mismatch']:.3g} at an "
                 f"unchanged policy (limit {limit:g}): ratios and clipping mean nothing until they agree",
                 figures={"mismatch": metrics["policy/mismatch"], "limit": limit},
             )
+            alerts.append(self.services.workdir, alert)
 
     def _trace(self, step: int) -> None:
         """Starts or ends the profile at the boundary after `step`."""
@@ -238,3 +262,27 @@ def _pictures(collected: Collected | None) -> tuple[dict[str, list[float]], dict
         line = f"{group[0].task.prompt}  ->  {group[0].text}  [{verdicts[0].status}]"
         first.setdefault(f"sample/{group[0].task.domain}", line)
     return {"completion/length": lengths, "reward": rewards}, first
+
+
+def print_summary(config: Config, evaluations: list[evaluation.Row]) -> None:
+    """Held-out accuracy per domain: before training, after the warm-up and after GRPO, with the paired change."""
+    at = lambda step, metric: {
+        r["domain"]: r for r in evaluations if r["step"] == step and r["metric"] == metric
+    }
+    start, warm = at(0, "accuracy"), at(config.sft.steps, "accuracy")
+    final, change = at(config.total_steps, "accuracy"), at(config.total_steps, "accuracy_change")
+    percent = lambda row: f"{100 * row['value']:.1f}"
+    rows = []
+    for name, row in final.items():
+        interval = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+        moved = change.get(name)
+        text = (
+            f"{100 * moved['value']:+.1f} [{100 * moved['low']:+.1f}, {100 * moved['high']:+.1f}]"
+            if moved
+            else ""
+        )
+        rows.append(
+            [name, percent(start[name]), percent(warm[name]), percent(row), interval, text, str(row["n"])]
+        )
+    columns = ["domain", "start", "after SFT", "after GRPO", "95% interval", "change, paired", "items"]
+    print_table("Held-out accuracy, percent", columns, rows)

@@ -98,7 +98,9 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
             measured.append({name: float(value) for name, value in jax.device_get(metrics).items()})
     clock.lap("update")
     mean = {name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]}
-    mean["policy/mismatch"] = measured[0]["policy/log_ratio_max"]  # the first update meets the policy that sampled
+    mean["policy/mismatch"] = measured[0][
+        "policy/log_ratio_max"
+    ]  # the first update meets the policy that sampled
     metrics = rollout_metrics(collected.groups, collected.verdicts, collected.rewards)
     tokens = sum(len(rollout.completion_tokens) for group in collected.groups for rollout in group)
     return {**mean, **metrics, **timing({**collected.seconds, **clock.seconds}, tokens)}, collected
@@ -131,7 +133,10 @@ def sft_step(services: Services, state: RunState) -> Metrics:
     state.train, measured = services.sft_update(state.train, services.place(batch))
     metrics = {name: float(value) for name, value in jax.device_get(measured).items()}
     clock.lap("update")
-    return {**metrics, **timing(clock.seconds, sum(len(sample.tokens) for tree in examples for sample in tree.samples))}
+    return {
+        **metrics,
+        **timing(clock.seconds, sum(len(sample.tokens) for tree in examples for sample in tree.samples)),
+    }
 
 
 def draw_tasks(services: Services, state: RunState) -> list[Task]:
@@ -148,7 +153,9 @@ def make_tasks(services: Services, assigned: list[tuple[str, int]]) -> list[Task
     made: dict[tuple[str, int], Task] = {}
     for name in dict.fromkeys(name for name, _ in assigned):
         indices = [index for other, index in assigned if other == name]
-        made |= zip([(name, i) for i in indices], services.domains[name].make(services.config.seed, "train", indices))
+        made |= zip(
+            [(name, i) for i in indices], services.domains[name].make(services.config.seed, "train", indices)
+        )
     return [made[pair] for pair in assigned]
 
 
@@ -181,7 +188,9 @@ def begin_grpo(services: Services, state: RunState) -> None:
     state.train = services.init_train_state(params)
 
 
-def train(services: Services, state: RunState, after: Callable[[RunState, str, Metrics, Collected | None], bool]) -> None:
+def train(
+    services: Services, state: RunState, after: Callable[[RunState, str, Metrics, Collected | None], bool]
+) -> None:
     """Runs steps until the config's last, or until `after` (which logs, evaluates and saves) returns False."""
     config = services.config
     while state.step < config.total_steps:

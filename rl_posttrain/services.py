@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from rl_posttrain import config as config_lib
@@ -23,7 +21,6 @@ from rl_posttrain.data.tokenizer import Tokenizer, TokenizerConfig, make_tokeniz
 from rl_posttrain.evaluation import EvaluationConfig
 from rl_posttrain.model import transformer
 from rl_posttrain.model.transformer import ModelConfig
-from rl_posttrain.observability.alerts import Alerts
 from rl_posttrain.rewards import verifiers
 from rl_posttrain.rewards.combine import RewardConfig
 from rl_posttrain.rollout.generate import RolloutConfig
@@ -131,7 +128,9 @@ def parse(values: Mapping[str, Any]) -> Config:
       ConfigError: naming the key, the value and the remedy.
     """
     values = dict(values)
-    tokenizer = make_tokenizer(config_lib.build(TokenizerConfig, values.get("tokenizer", {}), "config.tokenizer"))
+    tokenizer = make_tokenizer(
+        config_lib.build(TokenizerConfig, values.get("tokenizer", {}), "config.tokenizer")
+    )
     if isinstance(values.get("model"), Mapping):
         values["model"] = {"vocab_size": tokenizer.vocab_size, **values["model"]}
     config = config_lib.build(Config, values)
@@ -160,7 +159,6 @@ class Services:
     rows_multiple: Callable[[UpdateConfig], int]  # packed rows come in multiples of this
     checkpoints: Checkpoints
     trajectories: TrajectoryWriter
-    alerts: Alerts
 
 
 @contextlib.contextmanager
@@ -195,7 +193,6 @@ def build(config: Config, workdir: str) -> Iterator[Services]:
             domains=load_domains(config, opened),
             checkpoints=checkpoints,
             trajectories=TrajectoryWriter(filesystem.join(workdir, "trajectories")),
-            alerts=Alerts(workdir),
             **compiled(config, mesh),
         )
 
@@ -210,25 +207,38 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     grpo_optimizer = make_optimizer(config.update, max(grpo_updates(config), 1))
 
     def state_shardings(optimizer: optax.GradientTransformation) -> TrainState:
-        abstract = jax.eval_shape(lambda k: init_state(transformer.init(k, cfg), optimizer), jax.random.key(0))
+        abstract = jax.eval_shape(
+            lambda k: init_state(transformer.init(k, cfg), optimizer), jax.random.key(0)
+        )
         moments = optax.tree_map_params(
-            optimizer, lambda _, sharding: sharding, abstract.opt_state, param_shardings, transform_non_params=lambda _: replicated
+            optimizer,
+            lambda _, sharding: sharding,
+            abstract.opt_state,
+            param_shardings,
+            transform_non_params=lambda _: replicated,
         )
         return TrainState(step=replicated, params=param_shardings, opt_state=moments)
 
     def jit_update(loss, optimizer, section: UpdateConfig):
-        function = partial(update, model_cfg=cfg, loss=loss, optimizer=optimizer, micro_batches=section.micro_batches)
+        function = partial(
+            update, model_cfg=cfg, loss=loss, optimizer=optimizer, micro_batches=section.micro_batches
+        )
         return jax.jit(function, donate_argnums=0, out_shardings=(state_shardings(optimizer), replicated))
 
-    abstract = jax.eval_shape(lambda k: init_state(transformer.init(k, cfg), grpo_optimizer), jax.random.key(0))
+    abstract = jax.eval_shape(
+        lambda k: init_state(transformer.init(k, cfg), grpo_optimizer), jax.random.key(0)
+    )
     placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     return dict(
         init_params=jax.jit(
-            lambda: transformer.init(jax.random.fold_in(jax.random.key(config.seed), 0), cfg), out_shardings=param_shardings
+            lambda: transformer.init(jax.random.fold_in(jax.random.key(config.seed), 0), cfg),
+            out_shardings=param_shardings,
         ),
         abstract=jax.tree.map(placed, abstract, state_shardings(grpo_optimizer)),
-        init_train_state=jax.jit(partial(init_state, optimizer=grpo_optimizer), out_shardings=state_shardings(grpo_optimizer)),
+        init_train_state=jax.jit(
+            partial(init_state, optimizer=grpo_optimizer), out_shardings=state_shardings(grpo_optimizer)
+        ),
         sft_update=jit_update(sft.loss, sft_optimizer, config.sft.update),
         grpo_update=jit_update(partial(grpo.loss, cfg=config.algorithm), grpo_optimizer, config.update),
         score=jax.jit(partial(score, model_cfg=cfg), out_shardings=(rows, rows)),

@@ -37,7 +37,9 @@ class SuffixCache:
     values: tuple[jax.Array, ...]
 
 
-def prefill(params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths: Int[Array, "R"]) -> PrefixCache:
+def prefill(
+    params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths: Int[Array, R]
+) -> PrefixCache:
     """Runs the model over padded prefixes and keeps every layer's keys and values."""
     slots = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     positions = jnp.broadcast_to(slots, tokens.shape)
@@ -46,8 +48,13 @@ def prefill(params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths
 
     def layer(x, w):
         q, k, v = project_qkv(x, w, cfg, positions)
-        attended = attend(q, k, v, positions, segments, parents, impl=cfg.attention, block=cfg.attention_block)
-        return constrain(finish_block(x, attended, w, cfg), "batch"), (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2))
+        attended = attend(
+            q, k, v, positions, segments, parents, impl=cfg.attention, block=cfg.attention_block
+        )
+        return constrain(finish_block(x, attended, w, cfg), "batch", None, None), (
+            jnp.swapaxes(k, 1, 2),
+            jnp.swapaxes(v, 1, 2),
+        )
 
     _, (keys, values) = lax.scan(layer, embed(params, cfg, tokens), params["layers"])
     per_layer = lambda stacked: tuple(stacked[i] for i in range(cfg.num_layers))
@@ -57,7 +64,8 @@ def prefill(params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths
 def empty_suffix(cfg: ModelConfig, rows: int, width: int, length: int) -> SuffixCache:
     """A zeroed suffix cache of `length` slots for `width` samples of each of `rows` prompts."""
     shape = (rows, width, cfg.num_kv_heads, length, cfg.head_dim)
-    zeros = lambda: tuple(constrain(jnp.zeros(shape, cfg.compute_dtype), "batch") for _ in range(cfg.num_layers))
+    one = lambda: constrain(jnp.zeros(shape, cfg.compute_dtype), "batch", None, "kv_heads", None, None)
+    zeros = lambda: tuple(one() for _ in range(cfg.num_layers))
     return SuffixCache(zeros(), zeros())
 
 
@@ -67,7 +75,12 @@ def unstack_layers(params: Params, cfg: ModelConfig) -> list[Params]:
 
 
 def decode_step(
-    layers: list[Params], cfg: ModelConfig, x: Float[Array, "M 1 D"], prefix: PrefixCache, suffix: SuffixCache, slot: jax.Array
+    layers: list[Params],
+    cfg: ModelConfig,
+    x: Float[Array, "M 1 D"],
+    prefix: PrefixCache,
+    suffix: SuffixCache,
+    slot: jax.Array,
 ) -> tuple[Float[Array, "M 1 D"], SuffixCache]:
     """Advances every sample by one token, which it writes into `slot` of the suffix cache (in place when donated).
 
@@ -111,10 +124,15 @@ def merge(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array
 
 
 def _attend_prefix(
-    q: Float[Array, "R W K G H"], keys: Float[Array, "R K S H"], values: Float[Array, "R K S H"], mask: Bool[Array, "R S"]
+    q: Float[Array, "R W K G H"],
+    keys: Float[Array, "R K S H"],
+    values: Float[Array, "R K S H"],
+    mask: Bool[Array, "R S"],
 ) -> tuple[jax.Array, jax.Array]:
     rows, width, kv_heads, queries, head = q.shape
-    flat = jnp.moveaxis(q, 1, 2).reshape(rows, kv_heads, width * queries, head)  # one product per prompt and kv head
+    flat = jnp.moveaxis(q, 1, 2).reshape(
+        rows, kv_heads, width * queries, head
+    )  # one product per prompt and kv head
     scores = jnp.einsum("RKMH,RKSH->RKMS", flat, keys, preferred_element_type=jnp.float32)
     out, lse = _softmax_parts(scores * head**-0.5, mask[:, None, None, :])
     out = jnp.einsum("RKMS,RKSH->RKMH", out.astype(values.dtype), values, preferred_element_type=jnp.float32)
@@ -123,11 +141,16 @@ def _attend_prefix(
 
 
 def _attend_suffix(
-    q: Float[Array, "R W K G H"], keys: Float[Array, "R W K C H"], values: Float[Array, "R W K C H"], mask: Bool[Array, "R C"]
+    q: Float[Array, "R W K G H"],
+    keys: Float[Array, "R W K C H"],
+    values: Float[Array, "R W K C H"],
+    mask: Bool[Array, "R C"],
 ) -> tuple[jax.Array, jax.Array]:
     scores = jnp.einsum("RWKGH,RWKCH->RWKGC", q, keys, preferred_element_type=jnp.float32)
     weights, lse = _softmax_parts(scores * q.shape[-1] ** -0.5, mask[:, None, None, None, :])
-    out = jnp.einsum("RWKGC,RWKCH->RWKGH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    out = jnp.einsum(
+        "RWKGC,RWKCH->RWKGH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
+    )
     return out, lse
 
 

@@ -73,7 +73,7 @@ def decode_groups(
     rows = prompts.shape[0]
     live = lengths > 0
     prefix_lengths = jnp.maximum(lengths - 1, 0)
-    prefix = prefill(params, model_cfg, constrain(prompts[:, :-1], "batch"), prefix_lengths)
+    prefix = prefill(params, model_cfg, constrain(prompts[:, :-1], "batch", None), prefix_lengths)
     last = jnp.take_along_axis(prompts, prefix_lengths[:, None], 1)
     task_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, task_hashes)
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(task_keys, samples)
@@ -91,7 +91,9 @@ def decode_groups(
         z = logits(params, model_cfg, final_norm(params, model_cfg, x)).reshape(rows, width, -1)
         uniform = jax.vmap(jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, slot))))(keys)
         drawn, logprob = sample(uniform, z, sampling)
-        write = lambda array, value: lax.dynamic_update_slice(array, jnp.where(done, 0, value)[..., None], (0, 0, slot))
+        write = lambda array, value: lax.dynamic_update_slice(
+            array, jnp.where(done, 0, value)[..., None], (0, 0, slot)
+        )
         counts = counts + ~done
         ended = done | (drawn[..., None] == ends).any(-1)
         return slot + 1, drawn, ended, write(tokens, drawn), write(logprobs, logprob), counts, suffix

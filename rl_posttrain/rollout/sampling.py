@@ -32,7 +32,9 @@ class Sampling:
     def check_for_training(self) -> None:
         """Raises ValueError for settings under which behaviour logprobs would not match the trainer's."""
         if self.temperature == 0:
-            raise ValueError("temperature=0 in training: every sample of a group would be the same; use e.g. 1.0")
+            raise ValueError(
+                "temperature=0 in training: every sample of a group would be the same; use e.g. 1.0"
+            )
         if self.top_k or self.top_p < 1:
             raise ValueError(
                 f"top_k={self.top_k}, top_p={self.top_p} in training would bias the ratio; use them in evaluation only"
@@ -56,8 +58,8 @@ def truncate(logits: Float[Array, "... V"], sampling: Sampling) -> Float[Array, 
 
 
 def sample(
-    uniform: Float[Array, "..."], logits: Float[Array, "... V"], sampling: Sampling
-) -> tuple[Int[Array, "..."], Float[Array, "..."]]:
+    uniform: Float[Array, ...], logits: Float[Array, "... V"], sampling: Sampling
+) -> tuple[Int[Array, ...], Float[Array, ...]]:
     """Draws by inverting the cumulative distribution: one uniform number in [0, 1) a row, not V of them.
 
     Returns:
