@@ -78,8 +78,10 @@ def _forward(hidden, table, labels, temperature, vocab_size, chunk):
         logits = _logits(hidden, cast, temperature, vocab_size)
         normaliser = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.where(_is_label(labels, logits.shape[-1]), logits, 0).sum(-1)
-        mean = (jnp.exp(logits - normaliser[..., None]) * logits).sum(-1)
-        return None, (chosen - normaliser, normaliser - mean, normaliser)
+        # This sum keeps its digits where one token is nearly certain; normaliser - sum(p * logit) does not.
+        log_probability = logits - normaliser[..., None]
+        entropy = -(jnp.exp(log_probability) * log_probability).sum(-1)
+        return None, (chosen - normaliser, entropy, normaliser)
 
     inputs = tuple(_cut(x, chunk) for x in (hidden, labels, temperature))
     _, (logprobs, entropy, normaliser) = lax.scan(one_chunk, None, inputs)
