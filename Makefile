@@ -23,7 +23,7 @@ test-all: setup-test
 lint: setup-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 setup: bubblewrap $(VENV)/.installed
 

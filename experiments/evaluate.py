@@ -22,9 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--items", type=int, help="held-out prompts per domain (default: the run's)")
     parser.add_argument("--samples", type=int, help="completions per prompt (default: the run's)")
     parser.add_argument("--temperature", type=float, help="0 is greedy (default: the run's)")
-    parser.add_argument(
-        "--top_k", type=int, help="draw from the k most likely tokens only (default: the run's)"
-    )
+    parser.add_argument("--top_k", type=int, help="draw from the k most likely tokens only (default: the run's)")
     parser.add_argument(
         "--top_p", type=float, help="draw from the most likely tokens of this mass (default: the run's)"
     )
@@ -38,13 +36,9 @@ def main(argv: Sequence[str]) -> int:
 
     cli.use_compilation_cache()
     with cli.opened_run(arguments.workdir, arguments.step) as (config, domains, params, step):
-        chosen = {
-            name: getattr(arguments, name) for name in ("items", "samples", "temperature", "top_k", "top_p")
-        }
+        chosen = {name: getattr(arguments, name) for name in ("items", "samples", "temperature", "top_k", "top_p")}
         try:
-            section = dataclasses.replace(
-                config.evaluation, **{k: v for k, v in chosen.items() if v is not None}
-            )
+            section = dataclasses.replace(config.evaluation, **{k: v for k, v in chosen.items() if v is not None})
         except ValueError as error:
             raise ConfigError(str(error)) from error
         outcomes = evaluation.evaluate(

@@ -66,9 +66,7 @@ def show(title: str, batch: Any, tokenizer: Any) -> None:
 
     rows, length = batch.tokens.shape
     used, trained = int((batch.segments > 0).sum()), int((batch.loss_weight > 0).sum())
-    print(
-        f"\n{title}: {rows} rows of {length} tokens, {used / (rows * length):.0%} used, {trained} tokens trained"
-    )
+    print(f"\n{title}: {rows} rows of {length} tokens, {used / (rows * length):.0%} used, {trained} tokens trained")
     table = []
     for t in range(min(COLUMNS, length)):
         cells = [f"{np.asarray(getattr(batch, name))[0, t]:.4g}" for name in FIELDS]

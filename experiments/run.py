@@ -26,13 +26,9 @@ def main(argv: Sequence[str]) -> int:
         epilog="exit codes: 0 done, 2 bad config, 3 environment (no bubblewrap, no space), 75 interrupted and resumable",
     )
     parser.add_argument("--config", required=True, help="a Python file with get_config()")
-    parser.add_argument(
-        "--workdir", required=True, help="the run's folder: created, or resumed when it holds a run"
-    )
+    parser.add_argument("--workdir", required=True, help="the run's folder: created, or resumed when it holds a run")
     parser.add_argument("--dry_run", action="store_true", help="show packed batches, their masks and the compiled memory; train nothing")  # fmt: skip
-    parser.add_argument(
-        "--profile", metavar="FIRST:LAST", type=_range, help="trace these steps for TensorBoard"
-    )
+    parser.add_argument("--profile", metavar="FIRST:LAST", type=_range, help="trace these steps for TensorBoard")
     parser.add_argument("--config.KEY", metavar="VALUE", dest="_", help="override a key of the config, e.g. --config.update.learning_rate=3e-5")  # fmt: skip
     arguments = parser.parse_args(rest)
 
@@ -80,9 +76,7 @@ def run(config, workdir: str, profile: tuple[int, int] | None = None) -> int:
                 train(built, state, recorder.after)
             if state.step < config.total_steps:
                 built.checkpoints.wait()
-                print(
-                    f"interrupted at step {state.step} of {config.total_steps}: saved; the same command resumes"
-                )
+                print(f"interrupted at step {state.step} of {config.total_steps}: saved; the same command resumes")
                 return cli.PREEMPTED
             lifecycle.finish(built, state)
         path = report.render(workdir)
@@ -98,9 +92,7 @@ class Interrupts:
         self.requested = False
 
     def __enter__(self) -> Interrupts:
-        self._previous = {
-            kind: signal.signal(kind, self._request) for kind in (signal.SIGTERM, signal.SIGINT)
-        }
+        self._previous = {kind: signal.signal(kind, self._request) for kind in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def _request(self, kind: int, frame) -> None:

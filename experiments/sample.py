@@ -24,12 +24,8 @@ def main(argv: Sequence[str]) -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--prompt", help="text to complete")
     what.add_argument("--domain", help="take a held-out task of this domain, and show the verdicts")
-    parser.add_argument(
-        "--index", type=int, default=0, help="which task of the domain (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--samples", type=int, default=4, help="completions of a prompt (default: %(default)s)"
-    )
+    parser.add_argument("--index", type=int, default=0, help="which task of the domain (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=4, help="completions of a prompt (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument(
@@ -50,9 +46,7 @@ def main(argv: Sequence[str]) -> int:
     with cli.opened_run(arguments.workdir, arguments.step) as (config, domains, params, step):
         tokenizer = make_tokenizer(config.tokenizer)
         if arguments.domain is not None and arguments.domain not in domains:
-            raise ConfigError(
-                f"--domain {arguments.domain}: not in this run{nearest(arguments.domain, domains)}"
-            )
+            raise ConfigError(f"--domain {arguments.domain}: not in this run{nearest(arguments.domain, domains)}")
         for task in _tasks(arguments, config, domains, Task):
             try:
                 (group,) = generate(
@@ -77,9 +71,7 @@ def main(argv: Sequence[str]) -> int:
             verdicts = verify(domains, group) if arguments.domain is not None else [None] * len(group)
             for rollout, verdict in zip(group, verdicts):
                 logprob = sum(rollout.behaviour_logprobs)
-                judged = (
-                    f"  {verdict.status}{': ' + verdict.detail if verdict.detail else ''}" if verdict else ""
-                )
+                judged = f"  {verdict.status}{': ' + verdict.detail if verdict.detail else ''}" if verdict else ""
                 print(f"  -> {rollout.text!r:24} ({rollout.finish_reason}, logprob {logprob:.2f}){judged}")
     return 0
 

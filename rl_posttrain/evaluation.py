@@ -120,9 +120,7 @@ def _domain_rows(name: str, passed: np.ndarray, stage: str, step: int) -> list[R
     counts, right = judged.sum(1), np.nansum(passed, 1)
     usable = counts > 0
     if not usable.any():
-        raise RuntimeError(
-            f"{name}: the verifier failed on every held-out item, so there is no accuracy to report"
-        )
+        raise RuntimeError(f"{name}: the verifier failed on every held-out item, so there is no accuracy to report")
     shares = right[usable] / counts[usable]
     items, value = int(usable.sum()), float(shares.mean())
     low, high = wilson(value * items, items)
@@ -154,21 +152,15 @@ def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
     for row in after:
         if row["metric"] != "accuracy" or "outcomes" not in row:
             continue
-        pairs = [
-            (a, b) for a, b in zip(first[row["domain"]]["outcomes"], row["outcomes"]) if None not in (a, b)
-        ]
+        pairs = [(a, b) for a, b in zip(first[row["domain"]]["outcomes"], row["outcomes"]) if None not in (a, b)]
         difference, low, high = paired_interval([a for a, _ in pairs], [b for _, b in pairs])
         result.append(
-            _row(
-                row["stage"], row["step"], row["domain"], "accuracy_change", difference, low, high, len(pairs)
-            )
+            _row(row["stage"], row["step"], row["domain"], "accuracy_change", difference, low, high, len(pairs))
         )
     return [*result, _macro_row(result)]
 
 
-def _row(
-    stage: str, step: int, domain: str, metric: str, value: float, low: float, high: float, n: int
-) -> Row:
+def _row(stage: str, step: int, domain: str, metric: str, value: float, low: float, high: float, n: int) -> Row:
     return dict(stage=stage, step=step, domain=domain, metric=metric, value=value, low=low, high=high, n=n)
 
 

@@ -43,14 +43,10 @@ def prepare_workdir(config: Config, workdir: str) -> bool:
         theirs = config_lib.flatten(json.loads(filesystem.read(path)))
         flat = config_lib.flatten(ours)
         differing = [
-            key
-            for key in sorted({*flat, *theirs})
-            if flat.get(key) != theirs.get(key) and key not in EXTENDABLE
+            key for key in sorted({*flat, *theirs}) if flat.get(key) != theirs.get(key) and key not in EXTENDABLE
         ]
         if differing:
-            listed = "; ".join(
-                f"{key}: {theirs.get(key)!r} there, {flat.get(key)!r} here" for key in differing
-            )
+            listed = "; ".join(f"{key}: {theirs.get(key)!r} there, {flat.get(key)!r} here" for key in differing)
             raise ConfigError(f"{workdir} holds a run with another config ({listed}): use another --workdir")
     filesystem.write_atomic(path, json.dumps(ours, indent=1).encode())
     return exists
@@ -63,9 +59,7 @@ def start(services: Services) -> RunState:
         params = services.init_params()
     else:
         folder = filesystem.join(config.init_from, "checkpoints")
-        _, params = restore_params(
-            folder if filesystem.exists(folder) else config.init_from, services.abstract.params
-        )
+        _, params = restore_params(folder if filesystem.exists(folder) else config.init_from, services.abstract.params)
     return RunState(
         step=0,
         train=services.init_train_state(params),
@@ -170,9 +164,7 @@ def evaluation_due(config: Config, step: int) -> bool:
 def finish(services: Services, state: RunState) -> None:
     """Compares the last held-out accuracies with those before GRPO, prompt by prompt."""
     config = services.config
-    at = lambda step: [
-        row for row in state.evaluations if row["step"] == step and row["metric"] == "accuracy"
-    ]
+    at = lambda step: [row for row in state.evaluations if row["step"] == step and row["metric"] == "accuracy"]
     before, after = at(config.sft.steps), at(config.total_steps)
     if config.grpo.steps:
         state.evaluations += evaluation.changes(before, after)
@@ -266,9 +258,7 @@ def _pictures(collected: Collected | None) -> tuple[dict[str, list[float]], dict
 
 def print_summary(config: Config, evaluations: list[evaluation.Row]) -> None:
     """Held-out accuracy per domain: before training, after the warm-up and after GRPO, with the paired change."""
-    at = lambda step, metric: {
-        r["domain"]: r for r in evaluations if r["step"] == step and r["metric"] == metric
-    }
+    at = lambda step, metric: {r["domain"]: r for r in evaluations if r["step"] == step and r["metric"] == metric}
     start, warm = at(0, "accuracy"), at(config.sft.steps, "accuracy")
     final, change = at(config.total_steps, "accuracy"), at(config.total_steps, "accuracy_change")
     percent = lambda row: f"{100 * row['value']:.1f}"
@@ -276,13 +266,7 @@ def print_summary(config: Config, evaluations: list[evaluation.Row]) -> None:
     for name, row in final.items():
         interval = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
         moved = change.get(name)
-        text = (
-            f"{100 * moved['value']:+.1f} [{100 * moved['low']:+.1f}, {100 * moved['high']:+.1f}]"
-            if moved
-            else ""
-        )
-        rows.append(
-            [name, percent(start[name]), percent(warm[name]), percent(row), interval, text, str(row["n"])]
-        )
+        text = f"{100 * moved['value']:+.1f} [{100 * moved['low']:+.1f}, {100 * moved['high']:+.1f}]" if moved else ""
+        rows.append([name, percent(start[name]), percent(warm[name]), percent(row), interval, text, str(row["n"])])
     columns = ["domain", "start", "after SFT", "after GRPO", "95% interval", "change, paired", "items"]
     print_table("Held-out accuracy, percent", columns, rows)

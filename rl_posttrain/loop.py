@@ -98,9 +98,7 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
             measured.append({name: float(value) for name, value in jax.device_get(metrics).items()})
     clock.lap("update")
     mean = {name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]}
-    mean["policy/mismatch"] = measured[0][
-        "policy/log_ratio_max"
-    ]  # the first update meets the policy that sampled
+    mean["policy/mismatch"] = measured[0]["policy/log_ratio_max"]  # the first update meets the policy that sampled
     metrics = rollout_metrics(collected.groups, collected.verdicts, collected.rewards)
     tokens = sum(len(rollout.completion_tokens) for group in collected.groups for rollout in group)
     return {**mean, **metrics, **timing({**collected.seconds, **clock.seconds}, tokens)}, collected
@@ -153,9 +151,7 @@ def make_tasks(services: Services, assigned: list[tuple[str, int]]) -> list[Task
     made: dict[tuple[str, int], Task] = {}
     for name in dict.fromkeys(name for name, _ in assigned):
         indices = [index for other, index in assigned if other == name]
-        made |= zip(
-            [(name, i) for i in indices], services.domains[name].make(services.config.seed, "train", indices)
-        )
+        made |= zip([(name, i) for i in indices], services.domains[name].make(services.config.seed, "train", indices))
     return [made[pair] for pair in assigned]
 
 

@@ -113,12 +113,26 @@ class Config:
                 f"grpo.mini_batches={self.grpo.mini_batches} exceeds rollout.prompts_per_step="
                 f"{self.rollout.prompts_per_step}: a mini-batch holds whole groups"
             )
+        for name, section, steps in (
+            ("sft.update", self.sft.update, self.sft.steps),
+            ("update", self.update, self.updates),
+        ):
+            if 0 < steps < section.warmup_steps:
+                raise ValueError(
+                    f"{name}.warmup_steps={section.warmup_steps} exceeds the stage's {steps} optimizer steps"
+                )
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0")
 
     @property
     def total_steps(self) -> int:
+        """Loop steps of both stages."""
         return self.sft.steps + self.grpo.steps
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of the GRPO stage."""
+        return self.grpo.steps * self.grpo.epochs * self.grpo.mini_batches
 
 
 def parse(values: Mapping[str, Any]) -> Config:
@@ -128,9 +142,7 @@ def parse(values: Mapping[str, Any]) -> Config:
       ConfigError: naming the key, the value and the remedy.
     """
     values = dict(values)
-    tokenizer = make_tokenizer(
-        config_lib.build(TokenizerConfig, values.get("tokenizer", {}), "config.tokenizer")
-    )
+    tokenizer = make_tokenizer(config_lib.build(TokenizerConfig, values.get("tokenizer", {}), "config.tokenizer"))
     if isinstance(values.get("model"), Mapping):
         values["model"] = {"vocab_size": tokenizer.vocab_size, **values["model"]}
     config = config_lib.build(Config, values)
@@ -203,13 +215,11 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     param_shardings = mesh_lib.shardings(transformer.declare(cfg), mesh)
     rows = mesh_lib.batch_sharding(mesh)
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    sft_optimizer = make_optimizer(config.sft.update, max(config.sft.steps, 1))
-    grpo_optimizer = make_optimizer(config.update, max(grpo_updates(config), 1))
+    sft_optimizer = make_optimizer(config.sft.update, config.sft.steps or config.sft.update.warmup_steps + 1)
+    grpo_optimizer = make_optimizer(config.update, config.updates or config.update.warmup_steps + 1)
 
     def state_shardings(optimizer: optax.GradientTransformation) -> TrainState:
-        abstract = jax.eval_shape(
-            lambda k: init_state(transformer.init(k, cfg), optimizer), jax.random.key(0)
-        )
+        abstract = jax.eval_shape(lambda k: init_state(transformer.init(k, cfg), optimizer), jax.random.key(0))
         moments = optax.tree_map_params(
             optimizer,
             lambda _, sharding: sharding,
@@ -220,14 +230,10 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         return TrainState(step=replicated, params=param_shardings, opt_state=moments)
 
     def jit_update(loss, optimizer, section: UpdateConfig):
-        function = partial(
-            update, model_cfg=cfg, loss=loss, optimizer=optimizer, micro_batches=section.micro_batches
-        )
+        function = partial(update, model_cfg=cfg, loss=loss, optimizer=optimizer, micro_batches=section.micro_batches)
         return jax.jit(function, donate_argnums=0, out_shardings=(state_shardings(optimizer), replicated))
 
-    abstract = jax.eval_shape(
-        lambda k: init_state(transformer.init(k, cfg), grpo_optimizer), jax.random.key(0)
-    )
+    abstract = jax.eval_shape(lambda k: init_state(transformer.init(k, cfg), grpo_optimizer), jax.random.key(0))
     placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     return dict(
@@ -245,8 +251,3 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         place=lambda batch: jax.tree.map(lambda leaf: jax.device_put(leaf, rows), batch),
         rows_multiple=lambda section: shards * section.micro_batches,
     )
-
-
-def grpo_updates(config: Config) -> int:
-    """Optimizer steps of the whole GRPO stage."""
-    return config.grpo.steps * config.grpo.epochs * config.grpo.mini_batches

@@ -1,7 +1,7 @@
 """The run in pictures: `report.html` in the workdir, one file that opens offline.
 
-It is drawn from what the run wrote (metrics.jsonl, evaluation.json, alerts.jsonl, trajectories/, manifest.json
-and config.json). What is missing leaves its section out. Model output is hostile text: shown, never obeyed.
+It is drawn from what the run wrote: metrics.jsonl, evaluation.json, alerts.jsonl, trajectories, manifest.json
+and config.json. What is missing leaves its section out. Model output is hostile text: shown, never obeyed.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def _accuracy(run: Run) -> str:
     picture = change_svg(pairs, (f"at {reference}", "last")) if pairs else ""
     columns = ["domain", "before training", "after SFT", "last", "change since SFT, points", "prompts"]
     note = (
-        "Held-out prompts, the same each time, with 95% intervals. The change compares prompt by prompt; it is "
-        " coloured where its interval excludes zero."
+        "Held-out prompts, the same each time, with 95% intervals. The change compares prompt by prompt; "
+        "it is coloured where its interval excludes zero."
     )
     listing = page.table(columns, rows, numeric=1, total=names[-1] == "macro")
     return page.section("Held-out accuracy", note, picture, listing)

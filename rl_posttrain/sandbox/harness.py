@@ -111,6 +111,7 @@ def answer_calls():
             arguments = codec.real_value(codec.from_json(request["arguments"]))
             value = codec.encode(resolve(module, request["entry"])(*arguments))
             sys.stdout.flush()
+            sys.stderr.flush()
             reply = b'{"id":%s,"value":%s}' % (name, value)
         except BaseException as error:
             reply = b'{"id":%s,"error":%s}' % (name, json.dumps(describe(error, "solution.py")).encode())
@@ -140,6 +141,7 @@ def run_program():
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
+        sys.stderr.flush()
     except BaseException as error:
         sys.stderr.write(describe(error, "main.py")[2])
         code = code or 120

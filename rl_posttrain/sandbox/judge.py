@@ -23,6 +23,8 @@ from rl_posttrain.types import Execution, Flag, Verdict
 
 Outcome = Literal["pass", "wrong", "error", "timeout", "malformed"]
 TAMPERING = {"unsolicited_frame", "forged_frame"}
+# A program that was cut off does not pass, even if its answers came first: whether they do is a race.
+LIMIT_STATUSES = ("time_limit", "memory_limit", "output_limit")
 SHOWN = 200  # characters of a value in a verdict's detail
 
 
@@ -62,7 +64,8 @@ class StdioTests:
     """(stdin, expected stdout) pairs, each its own run.
 
     Outputs are equal when their lines are, without trailing white space and trailing empty lines; the
-    program has to exit with 0 and within its limits.
+    program has to exit with 0 and within its limits. After a case that ran out of time the others are
+    not run, and fail.
     """
 
     cases: tuple[tuple[str, str], ...]
@@ -194,12 +197,14 @@ def _decide(answers: list[_Answer], count: int, execution: Execution) -> Verdict
         return Verdict("malformed", (False,) * count, detail, (execution,), execution.flags)
     passed = [answer.outcome == "pass" for answer in answers[:count]]
     tests = tuple(passed + [False] * (count - len(passed)))
+    if all(tests) and execution.status in LIMIT_STATUSES:
+        tests = (*tests[:-1], False)
     if all(tests):
         return Verdict("pass", tests, "", (execution,), execution.flags)
     failed = next((answer for answer in answers if answer.outcome != "pass"), None)
-    if failed is None:  # the run ended before it could answer
+    if failed is None:  # the run ended before it could answer, or was cut off after it did
         failed = _Answer(*_why_ended(execution))
-    detail = f"test {passed.index(False) + 1 if False in passed else len(passed) + 1}: {failed.detail}"
+    detail = f"test {tests.index(False) + 1}: {failed.detail}"
     return Verdict(failed.outcome, tests, detail, (execution,), execution.flags)
 
 
@@ -223,10 +228,13 @@ def _judge_cases(pool: Pool, code: str, tests: StdioTests, profile: Profile) -> 
         execution = _run_program(pool, code, stdin, profile)
         executions.append(execution)
         answers.append(_grade_output(execution, expected))
+        if execution.status == "time_limit":  # the other cases would likely cost as much, for nothing
+            break
     flags = tuple(flag for execution in executions for flag in execution.flags)
     passed = tuple(answer.outcome == "pass" for answer in answers)
+    passed += (False,) * (len(tests.cases) - len(passed))
     if any(flag.name in TAMPERING for flag in flags):
-        return Verdict("malformed", (False,) * len(answers), "tampering", tuple(executions), flags)
+        return Verdict("malformed", (False,) * len(passed), "tampering", tuple(executions), flags)
     if all(passed):
         return Verdict("pass", passed, "", tuple(executions), flags)
     index = passed.index(False)
@@ -252,7 +260,7 @@ def _run_program(pool: Pool, code: str, stdin: str, profile: Profile) -> Executi
 
 
 def _grade_output(execution: Execution, expected: str) -> _Answer:
-    if execution.status in ("time_limit", "memory_limit", "output_limit"):
+    if execution.status in LIMIT_STATUSES:
         return _Answer(*_why_ended(execution))
     if execution.status != "ok":
         lines = execution.traceback.strip().splitlines()

@@ -171,7 +171,7 @@ class LauncherProcess:
         theirs.close()
 
     def start(self, argv: list[str], environment: dict, user: int | None, files: list[int]) -> int:
-        """Starts a container with `files` = [stderr, what argv calls "{0}", "{1}", ...]; its pid.
+        """Starts a container; its pid. `files`: its stderr, then what argv calls "{0}", "{1}", ...
 
         Raises:
           SandboxUnavailable: the program cannot be executed.
@@ -189,8 +189,8 @@ class LauncherProcess:
         answer = json.loads(data)
         if "error" in answer:
             raise SandboxUnavailable(
-                f"bubblewrap cannot be started: {answer['error']}. It runs as an unprivileged user, who has to "
-                "be able to reach it: `apt-get install bubblewrap`"
+                f"bubblewrap cannot be started: {answer['error']}. It runs as an unprivileged user, who "
+                "has to be able to reach it: `apt-get install bubblewrap`"
             )
         return answer["pid"]
 

@@ -139,7 +139,7 @@ class Session:
         self._incoming = {name: bytearray() for name in ("stdout", "stderr", "replies", "status")}
         self._outgoing = {"stdin": memoryview(job.stdin), "requests": memoryview(b"")}
         self._closing = {"stdin"}  # ends to close once everything is written
-        self._truncated = self._ended = self._killed = self._drained = False
+        self._truncated = self._ended = self._killed = self._drained = self._waiting = False
         self._started = time.monotonic()
         self._deadline = self._started + job.limits.wall_seconds
         message = {"run": run, "mode": job.mode, "profile": job.profile, "limits": asdict(job.limits)}
@@ -181,6 +181,7 @@ class Session:
             self.kill("unsolicited_frame", "a reply before its question")
             raise RunEnded
         self._send(question)
+        self._waiting = True
         replies = self._incoming["replies"]
         while True:
             if len(replies) >= 4:
@@ -191,6 +192,7 @@ class Session:
                 if len(replies) >= 4 + length:
                     answer = bytes(replies[4 : 4 + length])
                     del replies[: 4 + length]
+                    self._waiting = False
                     return answer
             if self._ended or self._killed:
                 raise RunEnded
@@ -228,7 +230,8 @@ class Session:
             return driver(self)
         finally:
             self._end()
-            if self._incoming["replies"]:
+            # While a question is open, what is left is a part of its answer: the run was cut off.
+            if self._incoming["replies"] and not self._waiting:
                 self.flags.setdefault("unsolicited_frame", "a reply that no question asked for")
 
     def _end(self) -> None:

@@ -45,6 +45,9 @@ class CheckpointConfig:
 class CheckpointError(OSError):
     """A checkpoint could not be written or read. `errno` is `errno.ENOSPC` when there is no space left."""
 
+    def __str__(self) -> str:
+        return str(self.strerror)  # the message, without "[Errno 28]" before it
+
 
 class Checkpoints:
     """The checkpoints of one run. In a multi-process run every process makes the same calls in order."""
