@@ -53,8 +53,7 @@ def find_bubblewrap() -> str:
     path = os.path.realpath(found)
     if os.stat(path).st_mode & stat.S_ISUID:
         raise SandboxUnavailable(
-            f"{path} is setuid root; it has to be an ordinary program that uses user namespaces: "
-            f"`chmod u-s {path}`"
+            f"{path} is setuid root; it has to be an ordinary program that uses user namespaces: `chmod u-s {path}`"
         )
     return path
 
@@ -81,9 +80,7 @@ def confined_command(argv: Sequence[str], *, readable: Sequence[str] = ()) -> li
     command = [find_bubblewrap(), *NAMESPACES, "--die-with-parent", "--new-session"]
     command += ["--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp"]
     shown = [os.path.abspath(path) for path in (sys.prefix, sys.base_prefix)]
-    shown = [path for path in shown if path.startswith("/tmp/")] + [
-        os.path.abspath(path) for path in readable
-    ]
+    shown = [path for path in shown if path.startswith("/tmp/")] + [os.path.abspath(path) for path in readable]
     for path in dict.fromkeys(shown):
         command += ["--ro-bind", path, path]
     return [*command, "--", *argv]

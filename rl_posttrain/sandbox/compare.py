@@ -56,8 +56,7 @@ def same(expected: Any, answer: Any, tolerance: float = 0.0) -> bool:
             return False
         parts = (answer.real, answer.imag)
         return all(
-            _same_number(want, got, tolerance)
-            for want, got in zip((expected.real, expected.imag), parts, strict=True)
+            _same_number(want, got, tolerance) for want, got in zip((expected.real, expected.imag), parts, strict=True)
         )
     if kind is not type(answer):
         return False
@@ -68,9 +67,7 @@ def same(expected: Any, answer: Any, tolerance: float = 0.0) -> bool:
     if kind is Pairs:
         return _same_pairs(expected, answer, tolerance)
     if kind is Members:
-        return len(expected) == len(answer) and {canonical(v) for v in expected} == {
-            canonical(v) for v in answer
-        }
+        return len(expected) == len(answer) and {canonical(v) for v in expected} == {canonical(v) for v in answer}
     return kind in (type(None), bool, str, bytes) and expected == answer
 
 

@@ -84,9 +84,7 @@ def mount_fresh(file_bytes):
 
 def restrict(limits, instructions):
     """Resource limits, then no capabilities, then the filter. Nothing of it can be undone."""
-    cpu = (
-        math.ceil(limits["cpu_seconds"]) + 1
-    )  # pid 1 watches the exact limit; this one holds for every process
+    cpu = math.ceil(limits["cpu_seconds"]) + 1  # pid 1 watches the exact limit; this one holds for every process
     for what, value in (
         (resource.RLIMIT_CPU, cpu),
         (resource.RLIMIT_AS, limits["memory_bytes"]),

@@ -101,9 +101,7 @@ def judge(pool: Pool, code: str, tests: Tests, *, profile: Profile = "single") -
         )
 
 
-def judge_many(
-    pool: Pool, items: Sequence[tuple[str, Tests]], *, profile: Profile = "single"
-) -> list[Verdict]:
+def judge_many(pool: Pool, items: Sequence[tuple[str, Tests]], *, profile: Profile = "single") -> list[Verdict]:
     """`judge` of every (code, tests) pair, on all slots at once; verdicts in the order of the items."""
     with ThreadPoolExecutor(max_workers=pool.config.slots, thread_name_prefix="judge") as executor:
         return list(executor.map(lambda item: judge(pool, *item, profile=profile), items))

@@ -24,9 +24,7 @@ class Limits:
     memory_bytes: int = 512 << 20  # address space of a process, interpreter included
     processes: int = 16  # processes and threads at one time, the main one included
     file_bytes: int = 16 << 20  # of any one file, and of all files of the run together
-    output_bytes: int = (
-        1 << 16
-    )  # of stdout, and of stderr; a returned value may take 16 times as much, encoded
+    output_bytes: int = 1 << 16  # of stdout, and of stderr; a returned value may take 16 times as much, encoded
     open_files: int = 64  # file descriptors of a process
 
     def __post_init__(self) -> None:

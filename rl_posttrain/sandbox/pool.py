@@ -74,9 +74,7 @@ class Pool:
         except InfrastructureError:
             return self._attempt(job, driver, fresh=True)
 
-    def _attempt(
-        self, job: Job, driver: Callable[[Session], Any], fresh: bool = False
-    ) -> tuple[Execution, Any]:
+    def _attempt(self, job: Job, driver: Callable[[Session], Any], fresh: bool = False) -> tuple[Execution, Any]:
         index, slot = self._take()
         try:
             if slot is not None and (fresh or slot.runs >= self.config.runs_per_slot):

@@ -51,8 +51,7 @@ def build_filter(profile: Profile) -> bytes:
         import pyseccomp  # type: ignore[import-not-found]
     except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: libseccomp itself was not found
         raise SandboxUnavailable(
-            f"cannot build the system call filter ({error}): `pip install pyseccomp` and "
-            "`apt-get install libseccomp2`"
+            f"cannot build the system call filter ({error}): `pip install pyseccomp` and `apt-get install libseccomp2`"
         ) from error
     refuse = pyseccomp.ERRNO(errno.EPERM)
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
