@@ -73,7 +73,7 @@ def load(name, file, code):
     return module
 
 
-def prepare(buffered):
+def prepare(file, buffered):
     """Streams and builtins as a program finds them. Bytes that are not UTF-8 are the candidate's to meet."""
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     buffering = -1 if buffered else 1
@@ -82,6 +82,7 @@ def prepare(buffered):
     # Normally added by `site`, which the fork server does not load.
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
+    sys.argv = [file]
     sys.path[:] = [path for path in sys.path if path != "/harness"]
 
 
@@ -95,7 +96,7 @@ def resolve(module, entry) -> Any:
 
 def answer_calls():
     """Function-call tests: load once, then one call per question until the judge closes the pipe."""
-    prepare(buffered=False)
+    prepare("solution.py", buffered=False)
     request = receive()
     name = json.dumps(request["id"]).encode()
     try:
@@ -123,10 +124,9 @@ def run_program():
 
     An uncaught exception is also reported on the reply pipe, in pieces that need no parsing of stderr.
     """
-    prepare(buffered=True)
+    prepare("main.py", buffered=True)
     request = receive()
     os.close(REQUESTS)
-    sys.argv = ["main.py"]
     code = 0
     try:
         load("__main__", "main.py", request["code"])

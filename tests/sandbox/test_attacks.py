@@ -72,11 +72,11 @@ def test_probes_find_nothing(pool, name):
 
 HARNESS_PATCHES = {
     "send": "import sys\nh = sys.modules['harness']\nh.send.__code__ = (lambda p: None).__code__",
-    "encode": "import sys\nc = sys.modules['codec']\nc.encode = lambda v: b'true'\nc.to_json = lambda *a: True",
+    "encode": "import sys\nc = sys.modules['codec']\nc.encode = lambda v: b'true'",
     "resolve": "import sys\nh = sys.modules['harness']\nh.resolve = lambda m, e: (lambda *a: True)",
     "replay": (
         "import sys\nh = sys.modules['harness']\nold = h.receive\n"
-        'def receive():\n    q = old(); h.send(b\'{"id":"%s","value":true}\' % q[\'id\'].encode()); return q\n'
+        'def receive():\n    q = old()\n    h.send(b\'{"id":"%s","value":true}\' % q[\'id\'].encode())\n    return q\n'
         "h.receive = receive"
     ),
     "main": "import sys\nsys.modules['__main__'].report(5, {'status': 0})",
