@@ -1,4 +1,4 @@
-"""What the commands share: config files with dotted overrides, exit codes, the compilation cache, a run's parameters."""
+"""What the commands share: config files with overrides, exit codes, the compilation cache, a run's parameters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load_config_file(path: str) -> Mapping[str, Any]:
 
 
 def guarded(main: Callable[[Sequence[str]], int]) -> None:
-    """Runs a command and exits with its code; errors that people can mend print one line and have codes of their own."""
+    """Runs a command and exits with its code. Errors that people can mend print one line and have their own codes."""
     from rl_posttrain.config import ConfigError
     from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
     from rl_posttrain.storage.checkpoints import CheckpointError

@@ -53,12 +53,13 @@ def main(argv: Sequence[str]) -> int:
             policy_version=step,
         )
     rows = evaluation.rows(outcomes, "evaluation", step)
+    percent = lambda value: f"{100 * value:.1f}"
     table = [
-        [row["domain"], row["metric"], f"{100 * row['value']:.1f}", f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]", str(row["n"])]
-        for row in rows
-    ]  # fmt: skip
+        [r["domain"], r["metric"], percent(r["value"]), f"[{percent(r['low'])}, {percent(r['high'])}]", str(r["n"])]
+        for r in rows
+    ]
     print_table(
-        f"{arguments.workdir}, step {step}, percent; {section.samples} sample(s) at temperature {section.temperature:g}",
+        f"step {step}, percent; {section.samples} sample(s) at temperature {section.temperature:g}",
         ["domain", "metric", "value", "95% interval", "items"],
         table,
     )

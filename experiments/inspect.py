@@ -34,9 +34,7 @@ def dry_run(config: Any, workdir: str) -> int:
     with tempfile.TemporaryDirectory() as scratch, services.build(config, scratch) as built:
         state = lifecycle.start(built)
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state.train.params))
-        print(
-            f"{parameters:,} parameters on {jax.device_count()} x {jax.devices()[0].device_kind}; would run in {workdir}"
-        )
+        print(f"{parameters:,} parameters on {jax.device_count()} x {jax.devices()[0].device_kind}; workdir {workdir}")
         if config.sft.steps:
             tasks = loop.make_tasks(built, next(state.examples))
             section = config.sft

@@ -23,13 +23,14 @@ def main(argv: Sequence[str]) -> int:
         "python -m experiments.run",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="exit codes: 0 done, 2 bad config, 3 environment (no bubblewrap, no space), 75 interrupted and resumable",
+        epilog="exit codes: 0 done, 2 bad config, 3 environment (no bubblewrap, no space), 75 resumable",
     )
-    parser.add_argument("--config", required=True, help="a Python file with get_config()")
-    parser.add_argument("--workdir", required=True, help="the run's folder: created, or resumed when it holds a run")
-    parser.add_argument("--dry_run", action="store_true", help="show packed batches, their masks and the compiled memory; train nothing")  # fmt: skip
-    parser.add_argument("--profile", metavar="FIRST:LAST", type=_range, help="trace these steps for TensorBoard")
-    parser.add_argument("--config.KEY", metavar="VALUE", dest="_", help="override a key of the config, e.g. --config.update.learning_rate=3e-5")  # fmt: skip
+    add = parser.add_argument
+    add("--config", required=True, help="a Python file with get_config()")
+    add("--workdir", required=True, help="the run's folder: created, or resumed when it holds a run")
+    add("--dry_run", action="store_true", help="show packed batches, masks and compiled memory; train nothing")
+    add("--profile", metavar="FIRST:LAST", type=_range, help="trace these steps for TensorBoard")
+    add("--config.KEY", metavar="VALUE", dest="_", help="override a key, e.g. --config.update.learning_rate=3e-5")
     arguments = parser.parse_args(rest)
 
     from rl_posttrain import config as config_lib

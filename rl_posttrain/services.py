@@ -218,7 +218,7 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     sft_optimizer = make_optimizer(config.sft.update, config.sft.steps or config.sft.update.warmup_steps + 1)
     grpo_optimizer = make_optimizer(config.update, config.updates or config.update.warmup_steps + 1)
 
-    def state_shardings(optimizer: optax.GradientTransformation) -> TrainState:
+    def state_shardings(optimizer: optax.GradientTransformation) -> Any:
         abstract = jax.eval_shape(lambda k: init_state(transformer.init(k, cfg), optimizer), jax.random.key(0))
         moments = optax.tree_map_params(
             optimizer,
@@ -227,7 +227,7 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
             param_shardings,
             transform_non_params=lambda _: replicated,
         )
-        return TrainState(step=replicated, params=param_shardings, opt_state=moments)
+        return abstract.replace(step=replicated, params=param_shardings, opt_state=moments)
 
     def jit_update(loss, optimizer, section: UpdateConfig):
         function = partial(update, model_cfg=cfg, loss=loss, optimizer=optimizer, micro_batches=section.micro_batches)

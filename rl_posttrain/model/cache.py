@@ -37,9 +37,7 @@ class SuffixCache:
     values: tuple[jax.Array, ...]
 
 
-def prefill(
-    params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths: Int[Array, R]
-) -> PrefixCache:
+def prefill(params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths: Int[Array, " R"]) -> PrefixCache:
     """Runs the model over padded prefixes and keeps every layer's keys and values."""
     slots = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     positions = jnp.broadcast_to(slots, tokens.shape)
@@ -48,9 +46,7 @@ def prefill(
 
     def layer(x, w):
         q, k, v = project_qkv(x, w, cfg, positions)
-        attended = attend(
-            q, k, v, positions, segments, parents, impl=cfg.attention, block=cfg.attention_block
-        )
+        attended = attend(q, k, v, positions, segments, parents, impl=cfg.attention, block=cfg.attention_block)
         return constrain(finish_block(x, attended, w, cfg), "batch", None, None), (
             jnp.swapaxes(k, 1, 2),
             jnp.swapaxes(v, 1, 2),
@@ -71,7 +67,7 @@ def empty_suffix(cfg: ModelConfig, rows: int, width: int, length: int) -> Suffix
 
 def unstack_layers(params: Params, cfg: ModelConfig) -> list[Params]:
     """One weight tree per layer. Decoding unrolls the layers: a scan would copy every cache once a token."""
-    return [jax.tree.map(lambda stacked: stacked[i], params["layers"]) for i in range(cfg.num_layers)]
+    return [jax.tree.map(lambda stacked, i=i: stacked[i], params["layers"]) for i in range(cfg.num_layers)]
 
 
 def decode_step(
@@ -130,9 +126,7 @@ def _attend_prefix(
     mask: Bool[Array, "R S"],
 ) -> tuple[jax.Array, jax.Array]:
     rows, width, kv_heads, queries, head = q.shape
-    flat = jnp.moveaxis(q, 1, 2).reshape(
-        rows, kv_heads, width * queries, head
-    )  # one product per prompt and kv head
+    flat = jnp.moveaxis(q, 1, 2).reshape(rows, kv_heads, width * queries, head)  # one product per prompt and kv head
     scores = jnp.einsum("RKMH,RKSH->RKMS", flat, keys, preferred_element_type=jnp.float32)
     out, lse = _softmax_parts(scores * head**-0.5, mask[:, None, None, :])
     out = jnp.einsum("RKMS,RKSH->RKMH", out.astype(values.dtype), values, preferred_element_type=jnp.float32)
@@ -148,9 +142,7 @@ def _attend_suffix(
 ) -> tuple[jax.Array, jax.Array]:
     scores = jnp.einsum("RWKGH,RWKCH->RWKGC", q, keys, preferred_element_type=jnp.float32)
     weights, lse = _softmax_parts(scores * q.shape[-1] ** -0.5, mask[:, None, None, None, :])
-    out = jnp.einsum(
-        "RWKGC,RWKCH->RWKGH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32
-    )
+    out = jnp.einsum("RWKGC,RWKCH->RWKGH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
     return out, lse
 
 

@@ -20,10 +20,10 @@ class Compilations:
         monitoring.register_event_duration_secs_listener(self._listen)
         return self
 
-    def _listen(self, event: str, duration: float, **_: object) -> None:
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         if self._open and event == _EVENT:
             self.count += 1
-            self.seconds += duration
+            self.seconds += duration_secs
 
     def __exit__(self, *_: object) -> None:
         self._open = False
