@@ -34,11 +34,12 @@ def policy(batch, seed=1, spread=0.3):
 def reference_loss(logprobs, batch, cfg):
     """The formula once more, in float64 NumPy, token by token."""
     total = 0.0
-    for index in np.ndindex(*logprobs.shape):
-        weight, advantage = float(batch.loss_weight[index]), float(batch.advantages[index])
-        ratio = np.exp(logprobs[index] - float(batch.behaviour_logprobs[index]))
+    fields = (batch.loss_weight, batch.advantages, batch.behaviour_logprobs, batch.reference_logprobs)
+    rows = np.stack([np.asarray(field, np.float64).ravel() for field in fields], axis=1)
+    for logprob, (weight, advantage, behaviour, reference) in zip(logprobs.ravel(), rows, strict=True):
+        ratio = np.exp(logprob - behaviour)
         clipped = min(max(ratio, 1 - cfg.clip_low), 1 + cfg.clip_high)
-        distance = float(batch.reference_logprobs[index]) - logprobs[index]
+        distance = reference - logprob
         kl = np.exp(distance) - distance - 1
         total += weight * (cfg.kl_coefficient * kl - min(ratio * advantage, clipped * advantage))
     return total
@@ -74,7 +75,7 @@ def test_value_and_gradient_match_finite_differences_of_the_formula_in_float64(k
     batch = make_batch()
     logprobs = policy(batch)
     (scalar, _), gradient = jax.value_and_grad(evaluate, has_aux=True)(logprobs, batch, cfg)
-    exact = np.asarray(logprobs, np.float64)
+    exact, gradient = np.asarray(logprobs, np.float64), np.asarray(gradient)
     assert scalar == pytest.approx(reference_loss(exact, batch, cfg), rel=1e-5)
     for index in np.ndindex(*exact.shape):
         step = np.zeros_like(exact)
