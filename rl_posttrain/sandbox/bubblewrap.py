@@ -123,6 +123,34 @@ def find_interpreter() -> tuple[str, list[str]]:
     )
 
 
+def unprivileged_user(wanted: int) -> int | None:
+    """The user that bubblewrap runs as: `wanted` where we are root, None to stay who we are.
+
+    The kernel does not limit the number of root's processes. Root of a container that has no other users
+    stays too: outside, it is somebody ordinary.
+
+    Raises:
+      SandboxUnavailable: we are the machine's root, and there is nobody else to be.
+    """
+    if os.geteuid() != 0:
+        return None
+    if all(_holds(f"/proc/self/{kind}_map", wanted) for kind in ("uid", "gid")):
+        return wanted
+    first = Path("/proc/self/uid_map").read_text().split()
+    if first[1] != "0":
+        return None
+    raise SandboxUnavailable(
+        f"running as root where the user {wanted} does not exist (/proc/self/uid_map): run as an ordinary user, "
+        "or map more users into this container"
+    )
+
+
+def _holds(path: str, number: int) -> bool:
+    """Whether a user or group of this number exists in our user namespace."""
+    rows = (map(int, line.split()) for line in Path(path).read_text().splitlines())
+    return any(start <= number < start + count for start, _, count in rows)
+
+
 def readable_by_sandbox(path: str) -> bool:
     """Whether the user that runs bubblewrap can reach `path`. Root drops to an unprivileged one first."""
     if os.geteuid() != 0:
@@ -175,7 +203,12 @@ def slot_command(bubblewrap: str, sources: dict[str, str], control: str) -> list
 
 
 def explain(error: str) -> str:
-    """What to do about bubblewrap's own message `error`."""
+    """What to do about `error`, which bubblewrap or what it was to start has said."""
+    if error.strip() and "bwrap:" not in error:  # bubblewrap itself was content
+        return (
+            f"the sandbox's interpreter does not start: {error.strip()[-500:]!r}. Remedy: `apt-get install "
+            "python3`, so that there is a working /usr/bin/python3"
+        )
     settings = {
         "/proc/sys/kernel/unprivileged_userns_clone": ("0", "`sysctl -w kernel.unprivileged_userns_clone=1`"),
         "/proc/sys/user/max_user_namespaces": ("0", "`sysctl -w user.max_user_namespaces=10000`"),

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rl_posttrain.sandbox.bubblewrap import COPIED_BINARY, SandboxUnavailable, find_bubblewrap, reachable_copy
+from rl_posttrain.sandbox.bubblewrap import (
+    COPIED_BINARY,
+    SandboxUnavailable,
+    find_bubblewrap,
+    reachable_copy,
+    unprivileged_user,
+)
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.seccomp import Profile, build_filter
 from rl_posttrain.sandbox.slot import InfrastructureError, Job, Session, Slot
@@ -120,8 +126,7 @@ class Pool:
                 if self._launcher is None:
                     self._launcher = LauncherProcess(find_bubblewrap())
                 launcher = self._launcher
-            user = FIRST_USER - index if os.geteuid() == 0 else None
-            slot = Slot(launcher, self._filters, user)
+            slot = Slot(launcher, self._filters, unprivileged_user(FIRST_USER - index))
         except SandboxUnavailable as error:
             if not self._works:
                 raise

@@ -92,13 +92,13 @@ class Slot:
             self._control.send(hello)
             answer = self._control.recv(CHUNK)
         except (OSError, TimeoutError) as error:
-            answer, reason = b"", f"{error!r} "
+            answer, reason = b"", repr(error)
         else:
             reason = ""
         if not answer:
             os.lseek(errors, 0, os.SEEK_SET)
             said = os.read(errors, CHUNK).decode("utf-8", "replace")
-            raise SandboxUnavailable(explain(reason + said))
+            raise SandboxUnavailable(explain(said or reason))
         version = tuple(json.loads(answer)["ready"])
         if version < (3, 9):
             raise SandboxUnavailable(f"the sandbox's Python is {version}; it needs 3.9 or newer")

@@ -67,6 +67,29 @@ def test_failures_are_explained_with_the_setting_at_fault(monkeypatch):
     assert "--security-opt seccomp=unconfined" in explain("bwrap: No permissions to create new namespace")
 
 
+def test_a_broken_interpreter_is_not_blamed_on_the_machine():
+    assert "apt-get install python3" in explain("python3: error while loading shared libraries: libpython3.so")
+
+
+def id_maps(monkeypatch, uid_map):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(bubblewrap.Path, "read_text", lambda path: uid_map)
+
+
+def test_root_becomes_an_unprivileged_user(monkeypatch):
+    id_maps(monkeypatch, "         0          0 4294967295\n")
+    assert bubblewrap.unprivileged_user(65534) == 65534
+    id_maps(monkeypatch, "0 1000 1\n1 100000 65535\n")
+    assert bubblewrap.unprivileged_user(65534) == 65534
+    id_maps(monkeypatch, "0 1000 1\n")  # a container that holds nobody but root, who is user 1000 outside
+    assert bubblewrap.unprivileged_user(65534) is None
+    id_maps(monkeypatch, "0 0 1\n")
+    with pytest.raises(SandboxUnavailable, match="ordinary user"):
+        bubblewrap.unprivileged_user(65534)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert bubblewrap.unprivileged_user(65534) is None
+
+
 def test_the_interpreter_falls_back_to_the_running_one_and_then_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith("/usr/"))
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))

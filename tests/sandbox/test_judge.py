@@ -134,6 +134,13 @@ def test_a_huge_reply_is_flagged(pool):
     assert verdict.executions[0].status == "output_limit"
 
 
+def test_a_process_that_will_not_end_is_killed_and_flagged(pool):
+    code = "import os, time\nos._exit = lambda code: time.sleep(60)\ndef add(a, b): return a + b"
+    verdict = judge(pool, code, ADD)
+    assert verdict.passed and [flag.name for flag in verdict.flags] == ["lingering"]
+    assert verdict.executions[0].signal == 9
+
+
 # ---- stdin and stdout ----
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -304,18 +305,27 @@ def test_a_fault_is_retried_exactly_once(monkeypatch):
         assert len(attempts) == 2 and attempts[0] != attempts[1]
 
 
-def test_a_machine_without_a_working_sandbox_raises(monkeypatch, tmp_path):
-    broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(pool_module, "find_bubblewrap", lambda: str(broken))
-    monkeypatch.setattr(pool_module, "reachable_copy", lambda path: None)
-    tmp_path.chmod(0o755)
-    with (
-        Pool(PoolConfig(slots=1)) as pool,
-        pytest.raises(SandboxUnavailable, match="Remedy|cannot be started"),
-    ):
-        judge(pool, GOOD, TESTS)
+@pytest.mark.parametrize(
+    ("script", "remedy"),
+    [
+        ("echo 'bwrap: No permissions to create new namespace' >&2; exit 1", "Remedy"),
+        ("exit 0", "Remedy"),
+        (None, "apt-get install bubblewrap"),
+    ],
+)
+def test_a_machine_without_a_working_sandbox_raises(monkeypatch, script, remedy):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        broken = Path(folder) / "bwrap"
+        if script is not None:
+            broken.write_text(f"#!/bin/sh\n{script}\n")
+            broken.chmod(0o755)
+        monkeypatch.setattr(pool_module, "find_bubblewrap", lambda: str(broken))
+        monkeypatch.setattr(pool_module, "reachable_copy", lambda path: None)
+        with Pool(PoolConfig(slots=1)) as pool:
+            for _ in range(2):
+                with pytest.raises(SandboxUnavailable, match=remedy):
+                    judge(pool, GOOD, TESTS)
 
 
 def test_importing_the_sandbox_is_light():
