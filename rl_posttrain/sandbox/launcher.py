@@ -46,6 +46,9 @@ def start(message, descriptors):
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return None, {"error": f"{argv[0]}: {error}"}
+    # `reap` collects it. Otherwise Popen would when it is forgotten, behind our back, and a later kill
+    # could hit whoever has the number by then.
+    child.returncode = 0
     return child.pid, {"pid": child.pid}
 
 

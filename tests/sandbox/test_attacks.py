@@ -28,7 +28,7 @@ def attacks():
 
 @pytest.fixture(scope="module")
 def pool():
-    with Pool(PoolConfig(slots=1, limits=Limits(wall_seconds=5.0))) as pool:
+    with Pool(PoolConfig(slots=1, limits=Limits(wall_seconds=3.0))) as pool:
         yield pool
 
 
