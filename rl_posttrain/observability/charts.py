@@ -160,9 +160,7 @@ def _panel(axes: Axes, panel: Panel, stages: Sequence[tuple[int, str]]) -> None:
             axes.plot(steps, _smooth(values), color=colour, linewidth=1.6, label=curve.label)
         else:
             style = "." if len(steps) < 20 else ""
-            axes.plot(
-                steps, values, f"{style}-", color=colour, linewidth=1.4, markersize=4, label=curve.label
-            )
+            axes.plot(steps, values, f"{style}-", color=colour, linewidth=1.4, markersize=4, label=curve.label)
     if panel.percent:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(FuncFormatter(_percent))

@@ -66,9 +66,7 @@ def clean(values: Mapping[str, Any]) -> tuple[dict[str, float | int | None], dic
         try:
             number = value if isinstance(value, int) else float(value)
         except (TypeError, ValueError):
-            raise TypeError(
-                f"metric {name}={value!r} is not a number: pass it as text or histogram"
-            ) from None
+            raise TypeError(f"metric {name}={value!r} is not a number: pass it as text or histogram") from None
         if math.isfinite(number):
             numbers[name] = int(number) if isinstance(number, bool) else number
         else:

@@ -145,9 +145,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def paired_interval(
-    before: Sequence[float], after: Sequence[float], z: float = 1.96
-) -> tuple[float, float, float]:
+def paired_interval(before: Sequence[float], after: Sequence[float], z: float = 1.96) -> tuple[float, float, float]:
     """The mean change over the same tasks before and after, with its interval: (difference, low, high).
 
     Scores are in [0, 1], one per task and in the same order. The interval adds half a pair to each of the
@@ -159,9 +157,7 @@ def paired_interval(
     """
     first, second = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if first.shape != second.shape or first.ndim != 1 or first.size == 0:
-        raise ValueError(
-            f"{first.shape} scores before and {second.shape} after: need the same tasks, at least 1"
-        )
+        raise ValueError(f"{first.shape} scores before and {second.shape} after: need the same tasks, at least 1")
     if min(first.min(), second.min()) < 0 or max(first.max(), second.max()) > 1:
         raise ValueError("scores must be in [0, 1]: pass the share of passed samples per task")
     change = second - first

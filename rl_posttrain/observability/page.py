@@ -61,15 +61,12 @@ def section(title: str, note: str, *content: str) -> str:
 def tiles(entries: Sequence[tuple[str, str]]) -> str:
     """Large figures, each (figure, what it is)."""
     cells = "".join(
-        f'<div class="tile"><b>{escape(figure)}</b><span>{escape(name)}</span></div>'
-        for figure, name in entries
+        f'<div class="tile"><b>{escape(figure)}</b><span>{escape(name)}</span></div>' for figure, name in entries
     )
     return f'<div class="tiles">{cells}</div>'
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: int = 0, total: bool = False
-) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: int = 0, total: bool = False) -> str:
     """A table of HTML cells.
 
     Args:
@@ -82,9 +79,7 @@ def table(
     body = []
     for number, row in enumerate(rows):
         mark = ' class="total"' if total and number == len(rows) - 1 else ""
-        body.append(
-            f"<tr{mark}>" + "".join(f"<td{kind(i)}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
-        )
+        body.append(f"<tr{mark}>" + "".join(f"<td{kind(i)}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>")
     whole = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     return f'<div class="scroll">{whole}</div>'
 

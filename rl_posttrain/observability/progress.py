@@ -20,9 +20,7 @@ PLAIN_SECONDS = 10.0  # ... or each 10 s, whichever comes first
 class Progress:
     """A bar with the step's figures on a terminal; else a line now and then. Use it in a `with` block."""
 
-    def __init__(
-        self, total: int, description: str = "", initial: int = 0, stream: TextIO | None = None
-    ) -> None:
+    def __init__(self, total: int, description: str = "", initial: int = 0, stream: TextIO | None = None) -> None:
         """`total`: steps of the whole run; `initial`: those done before it was resumed."""
         self.total = total
         self.description = description
@@ -50,9 +48,7 @@ class Progress:
         """Shows that `step` steps are done. `scalars`: the few worth a glance, shown in the order given."""
         figures = "  ".join(f"{name} {_short(value)}" for name, value in scalars.items())
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=step, description=stage or self.description, figures=figures
-            )
+            self._bar.update(self._task, completed=step, description=stage or self.description, figures=figures)
             return
         now = time.monotonic()
         advanced = step - self._printed_step >= PLAIN_SHARE * self.total
@@ -92,9 +88,7 @@ def print_table(
         console.width = 160  # a log file has no width of its own
     table = Table(title=title or None, title_justify="left")
     for index, column in enumerate(columns):
-        numeric = bool(rows) and all(
-            isinstance(row[index], (int, float)) or row[index] is None for row in rows
-        )
+        numeric = bool(rows) and all(isinstance(row[index], (int, float)) or row[index] is None for row in rows)
         table.add_column(column, justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*("" if cell is None else _short(cell) for cell in row))

@@ -80,9 +80,7 @@ def render(workdir: str | os.PathLike[str]) -> str:
     """
     run = load(workdir)
     if not run.metrics and not run.evaluations:
-        raise FileNotFoundError(
-            f"{workdir} holds no metrics.jsonl and no evaluation.json: is it a run's workdir?"
-        )
+        raise FileNotFoundError(f"{workdir} holds no metrics.jsonl and no evaluation.json: is it a run's workdir?")
     parts = (_header, _accuracy, _domains, _training, _health, _time, _alerts, _samples, _origin)
     body = "\n".join(part(run) for part in parts)
     path = filesystem.join(workdir, "report.html")
@@ -163,9 +161,7 @@ def _header(run: Run) -> str:
     if kinds:
         facts.append(f"{run.manifest.get('device_count', '?')} x {kinds}")
     if run.manifest.get("commit"):
-        facts.append(
-            f"commit {run.manifest['commit'][:10]}{' with changes' if run.manifest.get('dirty') else ''}"
-        )
+        facts.append(f"commit {run.manifest['commit'][:10]}{' with changes' if run.manifest.get('dirty') else ''}")
     if "start_time" in run.manifest:
         facts.append(f"started {run.manifest['start_time']}")
     entries = []
@@ -174,9 +170,7 @@ def _header(run: Run) -> str:
     if last is not None:
         entries.append((f"{100 * last['value']:.1f}%", "held-out accuracy, mean of domains"))
         if start is not None and start is not last:
-            entries.append(
-                (f"{100 * (last['value'] - start['value']):+.1f}", "points since " + _moment(start))
-            )
+            entries.append((f"{100 * (last['value'] - start['value']):+.1f}", "points since " + _moment(start)))
     entries.append((f"{steps:,}", " + ".join(name for _, name in run.stages) + " steps"))
     if seconds:
         entries.append((duration(seconds), "in training steps"))
@@ -238,9 +232,7 @@ def _domains(run: Run) -> str:
         "Accuracy over steps. Training completions are sampled, held-out ones are decoded as the evaluation "
         "section of the config says, so the two levels need not agree."
     )
-    return page.section(
-        "Accuracy by domain", note, panels_svg(panels, "accuracy over steps by domain", run.stages)
-    )
+    return page.section("Accuracy by domain", note, panels_svg(panels, "accuracy over steps by domain", run.stages))
 
 
 def _training(run: Run) -> str:
@@ -279,15 +271,10 @@ def _time(run: Run) -> str:
     timed = [entry for entry in run.metrics if entry.get(whole)]
     if not timed:
         return ""
-    found = {key for entry in timed for key in entry if key.startswith("time/") and key.endswith("_s")} - {
-        whole
-    }
+    found = {key for entry in timed for key in entry if key.startswith("time/") and key.endswith("_s")} - {whole}
     order = ["time/rollout_s", "time/verify_s", "time/update_s"]
     names = [name for name in order if name in found] + sorted(found.difference(order))
-    phases = {
-        name[len("time/") : -len("_s")]: np.array([entry.get(name) or 0.0 for entry in timed])
-        for name in names
-    }
+    phases = {name[len("time/") : -len("_s")]: np.array([entry.get(name) or 0.0 for entry in timed]) for name in names}
     total = np.array([entry[whole] for entry in timed])
     rest = np.clip(total - sum(phases.values(), np.zeros_like(total)), 0, None)
     if rest.sum() > 0.005 * total.sum():
@@ -304,9 +291,7 @@ def _time(run: Run) -> str:
     rows.append(["all", duration(total.sum()), f"{np.median(total):.3g} s", "100.0%"])
     listing = page.table(["phase", "in all", "median step", "share"], rows, numeric=1, total=True)
     steps = np.array([entry["step"] for entry in timed])
-    note = (
-        "Seconds per step by phase; evaluations, checkpoints and compilation outside the steps are not in it."
-    )
+    note = "Seconds per step by phase; evaluations, checkpoints and compilation outside the steps are not in it."
     return page.section("Time", note, stacked_svg(steps, phases), listing)
 
 
@@ -324,9 +309,7 @@ def _alerts(run: Run) -> str:
         for alert in run.alerts[-200:]
     ]
     note = f"The last 200 of {len(run.alerts)}." if len(run.alerts) > 200 else ""
-    return page.section(
-        "Alerts", note, page.table(["step", "alert", "domain", "what happened", "figures"], rows)
-    )
+    return page.section("Alerts", note, page.table(["step", "alert", "domain", "what happened", "figures"], rows))
 
 
 def _samples(run: Run) -> str:
@@ -349,9 +332,7 @@ def _samples(run: Run) -> str:
         )
         detail = f'<p class="note">{escape(_clip(row["detail"]))}</p>' if row["detail"] else ""
         text = _clip(row["text"]) if row["text"] else "(empty)"
-        folds.append(
-            page.fold(summary, f"<pre>{escape(_clip(row['prompt']))}</pre><pre>{escape(text)}</pre>{detail}")
-        )
+        folds.append(page.fold(summary, f"<pre>{escape(_clip(row['prompt']))}</pre><pre>{escape(text)}</pre>{detail}"))
     note = "The first recorded step and the last: prompt, then completion."
     return page.section("Sample completions", note, *folds)
 

@@ -83,8 +83,11 @@ class Checkpoints:
 
         Raises:
           CheckpointError: this save, or the one before it, could not be written. Earlier ones are intact.
-          ValueError: `score` is not finite, or `cursor` is not JSON.
+          ValueError: `score` is not finite, `cursor` is not JSON, or a tree has no arrays.
         """
+        for name, tree in (("params", params), ("state", state)):
+            if not jax.tree.leaves(tree):
+                raise ValueError(f"{name}={tree!r} has no arrays, which Orbax cannot store: pass at least one")
         if score is not None and not math.isfinite(score):
             raise ValueError(f"score={score} cannot be ranked: pass None when there is no held-out result")
         try:
@@ -168,20 +171,17 @@ class Checkpoints:
                     self._origin,
                 )
                 self._manager.delete(step)
+                self._retention.scores.pop(step, None)
         self._origin = None
 
     def _save_error(self, error: Exception) -> CheckpointError:
         """What to tell people about a failed save, with the cause out of the storage library's words."""
         self._manager.reload()  # its list already lacks what the failed save would have replaced
         last = self._manager.latest_step()
-        kept = (
-            "there is no earlier checkpoint" if last is None else f"the checkpoint of step {last} is intact"
-        )
+        kept = "there is no earlier checkpoint" if last is None else f"the checkpoint of step {last} is intact"
         text = str(error)
         if "No space left" not in text and getattr(error, "errno", None) != errno.ENOSPC:
-            return CheckpointError(
-                errno.EIO, f"could not write a checkpoint to {self.directory}: {text}; {kept}"
-            )
+            return CheckpointError(errno.EIO, f"could not write a checkpoint to {self.directory}: {text}; {kept}")
         free = ""
         if filesystem.is_local(self.directory):
             free = f" ({shutil.disk_usage(self.directory).free / 2**20:.0f} MiB free)"
@@ -242,9 +242,7 @@ def _scores(manager: ocp.CheckpointManager) -> dict[int, float]:
         try:
             item = manager.restore(step, args=ocp.args.Composite(score=ocp.args.JsonRestore()))
         except Exception as error:  # Orbax has no common class for what a damaged file raises
-            logger.warning(
-                "the score of checkpoint %d in %s cannot be read: %s", step, manager.directory, error
-            )
+            logger.warning("the score of checkpoint %d in %s cannot be read: %s", step, manager.directory, error)
             continue
         if item["score"]["score"] is not None:
             scores[step] = float(item["score"]["score"])
@@ -253,9 +251,7 @@ def _scores(manager: ocp.CheckpointManager) -> dict[int, float]:
 
 def _best(scores: Mapping[int, float], steps: Sequence[int]) -> int | None:
     """The step with the highest score, the later one of equals."""
-    return max(
-        (step for step in steps if step in scores), key=lambda step: (scores[step], step), default=None
-    )
+    return max((step for step in steps if step in scores), key=lambda step: (scores[step], step), default=None)
 
 
 def _restore(
@@ -264,9 +260,7 @@ def _restore(
     """(step, items, steps that failed) of `step`, or of the latest that restores. None without any."""
     known = sorted(manager.all_steps(), reverse=True)
     if step is not None and step not in known:
-        raise CheckpointError(
-            errno.ENOENT, f"no checkpoint of step {step} in {manager.directory}; has {known}"
-        )
+        raise CheckpointError(errno.ENOENT, f"no checkpoint of step {step} in {manager.directory}; has {known}")
     failures: dict[int, str] = {}
     for candidate in known if step is None else [step]:
         items = None

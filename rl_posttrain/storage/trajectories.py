@@ -55,9 +55,7 @@ class Segment:
     url: str
 
 
-def record(
-    rollout: Rollout, verdict: Verdict, reward: float | None, advantage: float, step: int
-) -> dict[str, Any]:
+def record(rollout: Rollout, verdict: Verdict, reward: float | None, advantage: float, step: int) -> dict[str, Any]:
     """One row of the store, with the columns of `SCHEMA`."""
     return {
         "step": step,
