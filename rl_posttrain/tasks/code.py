@@ -37,13 +37,9 @@ class Linear:
 
     def __post_init__(self) -> None:
         if not 2 <= self.max_slope <= 999 or not 1 <= self.max_offset <= 9999:
-            raise ValueError(
-                f"max_slope={self.max_slope}, max_offset={self.max_offset}: must be in 2..999 and 1..9999"
-            )
+            raise ValueError(f"max_slope={self.max_slope}, max_offset={self.max_offset}: must be in 2..999 and 1..9999")
         if not 2 <= self.examples <= 8:
-            raise ValueError(
-                f"examples={self.examples}: must be in 2..8; one point does not determine a line"
-            )
+            raise ValueError(f"examples={self.examples}: must be in 2..8; one point does not determine a line")
         if self.max_input < self.examples:
             raise ValueError(f"max_input={self.max_input}: must be at least examples={self.examples}")
 
@@ -62,9 +58,7 @@ class Slices:
         if not 1 <= self.max_parts <= 2:
             raise ValueError(f"max_parts={self.max_parts}: must be 1 or 2")
         if not 2 <= self.examples <= 4:
-            raise ValueError(
-                f"examples={self.examples}: must be in 2..4; one word leaves many programs possible"
-            )
+            raise ValueError(f"examples={self.examples}: must be in 2..4; one word leaves many programs possible")
         if not 3 <= self.min_length or self.max_length - self.min_length + 1 < self.examples:
             raise ValueError(
                 f"min_length={self.min_length}, max_length={self.max_length}: min_length must be at least 3, "

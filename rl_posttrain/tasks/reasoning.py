@@ -41,9 +41,7 @@ class Options:
             if key in self.config:
                 raise ValueError(f"config.{key}={self.config[key]!r}: is set by the run; remove it")
         if self.tag is not None and (not self.tag.strip() or len(self.tag) > 32):
-            raise ValueError(
-                f"tag={self.tag!r}: must have 1 to 32 characters; leave it out for full questions"
-            )
+            raise ValueError(f"tag={self.tag!r}: must have 1 to 32 characters; leave it out for full questions")
         try:
             json.dumps(self.config)
         except TypeError as error:
@@ -79,9 +77,7 @@ def load(name: str, options: dict[str, Any], tools: Tools) -> Domain:
         tasks = []
         for index in indices:
             try:
-                item = worker.ask(
-                    {**request, "op": "make", "seed": seed, "split": split, "index": index}, MAKE_S
-                )
+                item = worker.ask({**request, "op": "make", "seed": seed, "split": split, "index": index}, MAKE_S)
             except WorkerRefusal as error:
                 if error.kind == PromptSpaceError.__name__:
                     raise PromptSpaceError(error.message) from None

@@ -3,12 +3,8 @@ them costs nothing; a test compares the names with the installed package."""
 
 from __future__ import annotations
 
-_EXECUTES = (
-    "its scorer executes the completion as code (eval or sympy's parse_expr), which could forge verdicts"
-)
-_NO_ANSWER = (
-    "its items carry no answer (answer=None), so there is neither a demonstration nor a check of the scorer"
-)
+_EXECUTES = "its scorer executes the completion as code (eval or sympy's parse_expr), which could forge verdicts"
+_NO_ANSWER = "its items carry no answer (answer=None), so there is neither a demonstration nor a check of the scorer"
 
 BLOCKED: dict[str, str] = {
     "complex_arithmetic": "its scorer gives full marks to the constant 'nan'",

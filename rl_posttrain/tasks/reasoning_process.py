@@ -149,9 +149,7 @@ class Worker:
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 2000))
         tail = self._errors.read().decode(errors="replace").strip()
-        return WorkerDied(
-            f"the reasoning-gym worker ended {when}; the end of its stderr: {tail or '(empty)'}"
-        )
+        return WorkerDied(f"the reasoning-gym worker ended {when}; the end of its stderr: {tail or '(empty)'}")
 
 
 def command() -> tuple[list[str], list[str]]:

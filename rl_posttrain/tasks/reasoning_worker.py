@@ -6,6 +6,7 @@ what a scorer does to a hostile text happens here and dies here. Requests are tr
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -21,7 +22,7 @@ CHUNK = 256  # items per dataset object; some generators prepare them all when t
 TEMPLATE_ITEMS = 64  # how many items decide which part of a question is fixed text
 _ADDRESS_SPACE = 4 << 30  # bytes; a text that makes a scorer allocate without end gets a MemoryError
 _FAILURES_ALLOWED = 32  # per item asked for, before the generator's settings are to blame
-_DATASETS_KEPT, _ENTRIES_KEPT = 128, 8192
+_DATASETS_KEPT, _ENTRIES_KEPT, _TEMPLATES_KEPT = 128, 8192, 1024
 
 
 class Recent(OrderedDict[Any, Any]):
@@ -47,11 +48,9 @@ class Server:
         import reasoning_gym
 
         self.create = reasoning_gym.create_dataset
-        self.datasets, self.entries, self.templates = (
-            Recent(_DATASETS_KEPT),
-            Recent(_ENTRIES_KEPT),
-            Recent(1024),
-        )
+        self.datasets = Recent(_DATASETS_KEPT)
+        self.entries = Recent(_ENTRIES_KEPT)
+        self.templates = Recent(_TEMPLATES_KEPT)
 
     def dataset(self, name: str, config: dict[str, Any], seed: int) -> Any:
         key = (name, json.dumps(config, sort_keys=True), seed)
@@ -62,9 +61,8 @@ class Server:
         try:
             return self.entries.get_or(key, lambda: self.dataset(name, config, seed)[item])
         except Exception:
-            self.datasets.pop(
-                key[:3], None
-            )  # word_ladder shrinks itself when it fails: start the next one fresh
+            # word_ladder shrinks itself when it fails: start the next one fresh.
+            self.datasets.pop(key[:3], None)
             raise
 
     def template(self, name: str, config: dict[str, Any]) -> tuple[str, str]:
@@ -141,7 +139,8 @@ class Server:
         """Right only at full marks: partial credit is generous to constants. Any failure counts as wrong."""
         dataset = self.dataset(request["dataset"], request["config"], request["reference"]["dataset_seed"])
         try:
-            score = float(dataset.score_answer(request["text"], entry))
+            # A copy: a scorer that writes into its entry must not sway the next verdict.
+            score = float(dataset.score_answer(request["text"], copy.deepcopy(entry)))
         except (Exception, SystemExit) as error:
             return {"right": False, "detail": f"the scorer raised {type(error).__name__} on this text"}
         return {"right": math.isfinite(score) and score >= 1.0, "detail": f"score {score:.3g}"}

@@ -43,9 +43,7 @@ def derive(*parts: int | str, bits: int = 64) -> int:
     digest = blake2b(digest_size=16)
     for part in parts:
         text = f"{type(part).__name__}:{part}".encode()
-        digest.update(
-            len(text).to_bytes(4, "big") + text
-        )  # length first: ("a", "bc") differs from ("ab", "c")
+        digest.update(len(text).to_bytes(4, "big") + text)  # length first: ("a", "bc") differs from ("ab", "c")
     return int.from_bytes(digest.digest(), "big") >> (128 - bits)
 
 

@@ -82,9 +82,7 @@ class Caesar(Words):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.max_shift < min(self.letters, 10):
-            raise ValueError(
-                f"max_shift={self.max_shift}: must be at least 1 and below 10 and letters={self.letters}"
-            )
+            raise ValueError(f"max_shift={self.max_shift}: must be at least 1 and below 10 and letters={self.letters}")
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,7 @@ def _rotate(options: Rotate, rng: Random) -> tuple[str, str]:
 
 def _caesar(options: Caesar, rng: Random) -> tuple[str, str]:
     word, shift, alphabet = options.word(rng), rng.randint(1, options.max_shift), options.alphabet
-    return f"shift {shift} {word}", word.translate(
-        str.maketrans(alphabet, alphabet[shift:] + alphabet[:shift])
-    )
+    return f"shift {shift} {word}", word.translate(str.maketrans(alphabet, alphabet[shift:] + alphabet[:shift]))
 
 
 def _dedupe(options: Runs, rng: Random) -> tuple[str, str]:
