@@ -98,7 +98,7 @@ def test_demonstrations_pass(name, tools):
 def test_no_constant_pays(name, tools):
     domain = load(name, QUICKSTART[name], tools)
     tasks = heldout(domain, 0, 256)
-    likely = Counter(task.demonstration for task in tasks).most_common(12)
+    likely = Counter(task.demonstration for task in tasks).most_common(4)
     for text in [text for text, _ in likely] + ["0", "1", "nan", "True", "[]", "a"]:
         passed = sum(verdict.passed for verdict in domain.score(tasks, [text] * 256))
         assert passed < 26, (text, passed)
