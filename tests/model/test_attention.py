@@ -117,11 +117,7 @@ SLOW_CASES = [
 
 
 def compare_with_dense(heads, kv_heads, T, block, window, seed):
-    row = (
-        tree_rows(T, seed)
-        if T > 8
-        else (jnp.zeros((2, T), int), jnp.ones((2, T), int), -jnp.ones((2, T), int))
-    )
+    row = tree_rows(T, seed) if T > 8 else (jnp.zeros((2, T), int), jnp.ones((2, T), int), -jnp.ones((2, T), int))
     q, k, v = random_qkv(T, heads, kv_heads, seed)
     weight = jnp.asarray(np.random.default_rng(seed).normal(size=q.shape), jnp.float32)
 

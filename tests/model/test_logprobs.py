@@ -70,9 +70,7 @@ def test_gradients_of_both_results_equal_finite_differences():
     hidden, table, labels, temperature = inputs()
     rng = np.random.default_rng(1)
     weights = rng.normal(size=(2, B, T))  # of log-probabilities and of entropies
-    total = lambda *x: sum(
-        (w * y).sum() for w, y in zip(weights, reference(x[0], x[1], labels, x[2]), strict=True)
-    )
+    total = lambda *x: sum((w * y).sum() for w, y in zip(weights, reference(x[0], x[1], labels, x[2]), strict=True))
 
     def loss(hidden, table, temperature):
         results = chunked_logprobs(hidden, table, jnp.asarray(labels), temperature, vocab_size=V, chunk=4)
