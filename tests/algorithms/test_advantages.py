@@ -8,9 +8,7 @@ from hypothesis.extra.numpy import arrays
 from rl_posttrain.algorithms.advantages import ADVANTAGES, group_advantages
 
 ALL = np.ones((1, 4), bool)
-REWARDS = np.array(
-    [[1.0, 0.0, 0.0, 3.0]], np.float32
-)  # mean 1, population variance (0 + 1 + 1 + 4) / 4 = 1.5
+REWARDS = np.array([[1.0, 0.0, 0.0, 3.0]], np.float32)  # mean 1, population variance (0 + 1 + 1 + 4) / 4 = 1.5
 HAND = {
     "mean": [0.0, -1.0, -1.0, 2.0],
     "mean_std": [0.0, -1 / 1.5**0.5, -1 / 1.5**0.5, 2 / 1.5**0.5],
@@ -59,9 +57,7 @@ def test_fewer_than_two_valid_samples_give_zero(kind):
 def test_groups_are_centred_and_samples_keep_their_advantage_when_permuted(rewards, valid, order, kind):
     result = group_advantages(rewards, valid, kind)
     np.testing.assert_allclose(result.sum(axis=1), 0, atol=1e-5)
-    np.testing.assert_allclose(
-        group_advantages(rewards[:, order], valid[:, order], kind), result[:, order], atol=1e-6
-    )
+    np.testing.assert_allclose(group_advantages(rewards[:, order], valid[:, order], kind), result[:, order], atol=1e-6)
     alone = np.vstack([group_advantages(rewards[i : i + 1], valid[i : i + 1], kind) for i in range(3)])
     np.testing.assert_array_equal(alone, result)  # groups do not see each other
 

@@ -110,9 +110,7 @@ def test_a_plain_sum_with_the_weights_is_the_named_mean(kind, mean):
     terms = [rng.normal(size=n) for n in (3, 1, 12, 7)]
     lengths = np.array([len(t) for t in terms])
     weights = sample_weights(lengths, np.ones(4, bool), kind, 12 if kind == "constant_length" else None)
-    assert sum(w * t.sum() for w, t in zip(weights, terms, strict=True)) == pytest.approx(
-        mean(terms), rel=1e-6
-    )
+    assert sum(w * t.sum() for w, t in zip(weights, terms, strict=True)) == pytest.approx(mean(terms), rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", AGGREGATIONS)

@@ -17,9 +17,7 @@ from rl_posttrain.batch import Batch
 from rl_posttrain.data.packing import DTYPES, PADDING, Sample, Tree, pack, unpack, untrained_samples
 from rl_posttrain.model.transformer import ModelConfig, init
 
-MODEL = ModelConfig(
-    vocab_size=24, embed_dim=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_dim=32
-)
+MODEL = ModelConfig(vocab_size=24, embed_dim=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_dim=32)
 GRPO = partial(grpo.loss, cfg=AlgorithmConfig(kl_coefficient=0.1))
 ADAMW = make_optimizer(UpdateConfig(learning_rate=1e-2, weight_decay=0.1), 10)
 GRADIENT = optax.trace(decay=0.0)  # its state is the gradient that `update` computed
@@ -59,6 +57,9 @@ def step(state, batch, loss=GRPO, optimizer=GRADIENT, micro_batches=1):
     return update(state, batch, model_cfg=MODEL, loss=loss, optimizer=optimizer, micro_batches=micro_batches)
 
 
+scores = jax.jit(partial(score, model_cfg=MODEL))
+
+
 def gradient_and_metrics(batch, loss=GRPO, micro_batches=1):
     state, metrics = step(init_state(params(), GRADIENT), batch, loss, GRADIENT, micro_batches)
     return state.opt_state.trace, metrics
@@ -75,9 +76,7 @@ def assert_same(actual, expected, rtol=1e-5):
 
 @pytest.mark.parametrize("kind", AGGREGATIONS)
 def test_o01_accumulation_changes_neither_gradient_nor_loss(kind):
-    weights = sample_weights(
-        np.array(LENGTHS), np.ones(8, bool), kind, 8 if kind == "constant_length" else None
-    )
+    weights = sample_weights(np.array(LENGTHS), np.ones(8, bool), kind, 8 if kind == "constant_length" else None)
     batch, _ = pack(make_trees(weights), ROW, rows=4)
     assert all((batch.loss_weight > 0).any(axis=1))  # tokens are spread unevenly over the parts
     batch = with_reference(batch)
@@ -131,18 +130,14 @@ def test_a_shared_prompt_gives_the_loss_and_gradient_of_prompts_repeated(loss):
     packed, _ = pack(trees, ROW, rows=4)
     alone = naive(trees)
     assert (packed.segments > 0).sum() < (alone.segments > 0).sum()
-    assert_same(
-        gradient_and_metrics(with_reference(packed), loss), gradient_and_metrics(with_reference(alone), loss)
-    )
+    assert_same(gradient_and_metrics(with_reference(packed), loss), gradient_and_metrics(with_reference(alone), loss))
 
 
 def test_scores_of_packed_samples_are_those_of_the_samples_alone():
     trees = make_trees(temperatures=(1.0, 0.7, 1.3))
     batch, placements = pack(trees, ROW, rows=4)
-    packed = [
-        unpack(values, placements) for values in jax.jit(partial(score, model_cfg=MODEL))(params(), batch)
-    ]
-    alone = jax.jit(partial(score, model_cfg=MODEL))(params(), naive(trees))
+    packed = [unpack(values, placements) for values in scores(params(), batch)]
+    alone = scores(params(), naive(trees))
     flat = [(i, j) for i, tree in enumerate(trees) for j in range(len(tree.samples))]
     for row, (i, j) in enumerate(flat):
         first = len(trees[i].prompt) - 1
@@ -152,9 +147,9 @@ def test_scores_of_packed_samples_are_those_of_the_samples_alone():
 
 
 def on_policy(trees):
-    """The batch of the same trees, as if the current parameters had sampled them."""
+    """The batch of the same trees, as if the current parameters had sampled them, and were the reference."""
     batch, placements = pack(trees, ROW, rows=4)
-    logprobs, _ = jax.jit(partial(score, model_cfg=MODEL))(params(), batch)
+    logprobs, _ = scores(params(), batch)
     read = unpack(logprobs, placements)
     sampled = [
         Tree(
@@ -163,15 +158,16 @@ def on_policy(trees):
         )
         for tree, values in zip(trees, read, strict=True)
     ]
-    return pack(sampled, ROW, rows=4)[0]
+    batch, _ = pack(sampled, ROW, rows=4)
+    return batch.replace(reference_logprobs=batch.behaviour_logprobs)
 
 
 def test_at_an_unchanged_policy_grpo_is_reinforce():
     batch = on_policy(make_trees(temperatures=(1.0, 0.7)))
-    no_kl = partial(grpo.loss, cfg=AlgorithmConfig())
-    gradient, metrics = gradient_and_metrics(batch, no_kl)
+    gradient, metrics = gradient_and_metrics(batch)
     assert float(metrics["policy/log_ratio_max"]) < 1e-5
     assert metrics["policy/ratio_mean"] == pytest.approx(1, abs=1e-6)
+    assert metrics["policy/kl"] == pytest.approx(0, abs=1e-6)
 
     def reinforce(logprobs, entropy, batch, token_count):
         return -(batch.loss_weight * batch.advantages * logprobs).sum(), {}
@@ -182,14 +178,11 @@ def test_at_an_unchanged_policy_grpo_is_reinforce():
 
 def test_a_step_raises_what_it_rewards():
     batch = on_policy(make_trees())
-    no_kl = partial(grpo.loss, cfg=AlgorithmConfig())
     state = init_state(params(), ADAMW)
-    scores = jax.jit(partial(score, model_cfg=MODEL))
-    before, _ = scores(state.params, batch)
     for _ in range(3):
-        state, metrics = step(state, batch, no_kl, ADAMW)
-    after, _ = scores(state.params, batch)
-    assert (batch.loss_weight * batch.advantages * (after - before)).sum() > 0
+        state, metrics = step(state, batch, GRPO, ADAMW)
+    change = scores(state.params, batch)[0] - batch.behaviour_logprobs
+    assert (batch.loss_weight * batch.advantages * change).sum() > 0
     assert int(state.step) == 3 and metrics["update/learning_rate"] == pytest.approx(1e-2)
     assert metrics["update/tokens"] == sum(LENGTHS) and metrics["update/skipped"] == 0
 
@@ -253,20 +246,20 @@ def test_clipping_reports_the_norm_before_it():
     batch, _ = pack(make_trees(), ROW, rows=4)
     gradient, _ = gradient_and_metrics(batch, sft.loss)
     norm = float(optax.tree.norm(gradient))
-    for limit, clipped in ((norm * 0.5, 1), (norm * 2, 0)):
-        optimizer = make_optimizer(UpdateConfig(gradient_clip=limit), 10)
-        state, metrics = step(init_state(params(), optimizer), batch, sft.loss, optimizer)
-        assert metrics["update/gradient_norm"] == pytest.approx(norm, rel=1e-5)
+    limit = norm * 0.5
+    optimizer = make_optimizer(UpdateConfig(gradient_clip=limit), 10)
+    for scale, clipped in ((1.0, 1), (0.25, 0)):
+        scaled = batch.replace(loss_weight=batch.loss_weight * np.float32(scale))
+        state, metrics = step(init_state(params(), optimizer), scaled, sft.loss, optimizer)
+        assert metrics["update/gradient_norm"] == pytest.approx(norm * scale, rel=1e-5)
         assert metrics["update/clipped"] == clipped
         moment = optax.tree.norm(optax.tree.get(state.opt_state, "mu"))
-        assert moment == pytest.approx(0.1 * min(norm, limit), rel=1e-4)
+        assert moment == pytest.approx(0.1 * min(norm * scale, limit), rel=1e-4)
 
 
 def test_bfloat16_compute_keeps_float32_masters_and_gradients():
     batch, _ = pack(make_trees(), ROW, rows=4)
-    function = partial(
-        update, model_cfg=replace(MODEL, compute_dtype="bfloat16"), loss=sft.loss, optimizer=GRADIENT
-    )
+    function = partial(update, model_cfg=replace(MODEL, compute_dtype="bfloat16"), loss=sft.loss, optimizer=GRADIENT)
     state, metrics = jax.jit(partial(function, micro_batches=2))(init_state(params(), GRADIENT), batch)
     leaves = jax.tree.leaves((state.params, state.opt_state.trace))
     assert all(leaf.dtype == jnp.float32 for leaf in leaves)
