@@ -15,7 +15,13 @@ BAD_CONFIG, BAD_ENVIRONMENT, PREEMPTED = 2, 3, 75
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Separates `--config.a.b=value` (or `--config.a.b value`) from the other arguments."""
+    """Separates `--config.a.b=value` (or `--config.a.b value`) from the other arguments.
+
+    Raises:
+      ConfigError: the last override has no value.
+    """
+    from rl_posttrain.config import ConfigError
+
     rest: list[str] = []
     overrides: dict[str, str] = {}
     arguments = iter(argv)
@@ -25,7 +31,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             if not equals:
                 value = next(arguments, None)
                 if value is None:
-                    raise SystemExit(f"--config.{key} needs a value")
+                    raise ConfigError(f"--config.{key} needs a value")
             overrides[key] = value
         else:
             rest.append(argument)
@@ -38,7 +44,7 @@ def load_config_file(path: str) -> Mapping[str, Any]:
     Raises:
       ConfigError: no such file, or no `get_config` in it.
     """
-    from rl_posttrain.config import ConfigError
+    from rl_posttrain.config import ConfigError, plain
 
     spec = importlib.util.spec_from_file_location("experiment_config", path)
     if not Path(path).is_file() or spec is None or spec.loader is None:
@@ -47,8 +53,7 @@ def load_config_file(path: str) -> Mapping[str, Any]:
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ConfigError(f"--config {path}: the file must define get_config(), which returns a ConfigDict")
-    config = module.get_config()
-    return config.to_dict() if hasattr(config, "to_dict") else config
+    return plain(module.get_config())
 
 
 def guarded(main: Callable[[Sequence[str]], int]) -> None:

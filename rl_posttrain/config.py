@@ -27,6 +27,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "config") -> T:
     Raises:
       ConfigError: unknown or missing key, wrong type, or a value that `cls` refuses.
     """
+    values = plain(values)
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for key in values:
@@ -161,23 +162,30 @@ def _str(value: Any) -> str:
 def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
     """Sets dotted keys ("update.learning_rate" -> "3e-5") in a copy of a nested mapping.
 
-    New keys are allowed here and judged by `build`, which knows the fields and names the nearest one.
+    New keys and sections are allowed here, since a config file leaves out what keeps its default; `build` judges
+    them, knows the fields and names the nearest one.
+
+    Raises:
+      ConfigError: a key goes on below a value, as in "seed.x".
     """
-    tree = _plain(values)
+    tree = plain(values)
     for dotted, value in overrides.items():
         node, *rest = tree, *dotted.split(".")
         for part in rest[:-1]:
-            if not isinstance(node.get(part), dict):
-                raise ConfigError(f"config.{dotted}: there is no section {part!r}{nearest(part, node)}")
-            node = node[part]
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"config.{dotted}: {part}={node!r} is a value, not a section with keys")
         node[rest[-1]] = value
     return tree
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A ConfigDict, frozen or not, or any mapping, as dicts and lists all the way down."""
+    if hasattr(value, "to_dict"):  # a ConfigDict is no `Mapping`
+        value = value.to_dict()
     if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+        return {key: plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def to_dict(section: Any) -> Any:

@@ -43,6 +43,11 @@ class EvaluationConfig:
             raise ValueError(
                 f"samples={self.samples} at temperature=0 would all be equal: use samples=1 or a temperature"
             )
+        if self.temperature == 0 and (self.top_k or self.top_p != 1):
+            raise ValueError(
+                f"top_k={self.top_k}, top_p={self.top_p} has no effect at temperature=0, which is greedy: leave it "
+                "out, or set a temperature"
+            )
 
     @property
     def sampling(self) -> Sampling:

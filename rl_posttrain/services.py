@@ -123,6 +123,11 @@ class Config:
                 )
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0")
+        if self.model.attention == "dense" and self.model.attention_block != ModelConfig.attention_block:
+            raise ValueError(
+                f"model.attention_block={self.model.attention_block} has no effect with attention='dense': leave it "
+                "out, or use 'blockwise'"
+            )
 
     @property
     def total_steps(self) -> int:
@@ -141,21 +146,33 @@ def parse(values: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: naming the key, the value and the remedy.
     """
-    values = dict(values)
-    tokenizer = make_tokenizer(config_lib.build(TokenizerConfig, values.get("tokenizer", {}), "config.tokenizer"))
+    values = config_lib.plain(values)
+    section = config_lib.build(TokenizerConfig, values.get("tokenizer", {}), "config.tokenizer")
+    with _refusing("config.tokenizer"):
+        tokenizer = make_tokenizer(section)
     if isinstance(values.get("model"), Mapping):
         values["model"] = {"vocab_size": tokenizer.vocab_size, **values["model"]}
     config = config_lib.build(Config, values)
     if config.model.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
-            f"config.model.vocab_size={config.model.vocab_size} is below the tokenizer's {tokenizer.vocab_size}: leave it out"
+            f"config.model.vocab_size={config.model.vocab_size} is below the tokenizer's {tokenizer.vocab_size}: "
+            "leave it out"
         )
     return config
 
 
+@contextlib.contextmanager
+def _refusing(place: str) -> Iterator[None]:
+    """Makes a ConfigError of a ValueError, which here can only come from the config."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
 @dataclass(frozen=True)
 class Services:
-    """Everything that the loop works with. Functions are jitted; nothing here changes during a run but by its own I/O."""
+    """What the loop works with. Functions are jitted; nothing here changes during a run but by its own I/O."""
 
     config: Config
     workdir: str
@@ -188,10 +205,15 @@ def load_domains(config: Config, opened: Tools) -> dict[str, Domain]:
 
 @contextlib.contextmanager
 def build(config: Config, workdir: str) -> Iterator[Services]:
-    """Opens the services of a run in `workdir`; sandboxes, workers and writers are closed at the end."""
+    """Opens the services of a run in `workdir`; sandboxes, workers and writers are closed at the end.
+
+    Raises:
+      ConfigError: the mesh does not fit the devices or the model, or a domain refuses its options.
+    """
     tokenizer = make_tokenizer(config.tokenizer)
-    mesh = mesh_lib.make_mesh(config.mesh)
-    mesh_lib.check(config.model, mesh)
+    with _refusing("config.mesh"):
+        mesh = mesh_lib.make_mesh(config.mesh)
+        mesh_lib.check(config.model, mesh)
     directory = config.checkpoint.directory or filesystem.join(workdir, "checkpoints")
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(tools(config))
