@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -69,6 +70,11 @@ def guarded(main: Callable[[Sequence[str]], int]) -> None:
         code = BAD_CONFIG
     except (SandboxUnavailable, CheckpointError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        code = BAD_ENVIRONMENT
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"no space left: {error}; free some, or choose another --workdir", file=sys.stderr)
         code = BAD_ENVIRONMENT
     sys.stdout.flush()
     sys.stderr.flush()
