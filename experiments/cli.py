@@ -82,10 +82,10 @@ def guarded(main: Callable[[Sequence[str]], int]) -> None:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs between runs, in JAX_COMPILATION_CACHE_DIR or the user's cache folder."""
+    """Keeps compiled programs between runs, where JAX is told to already or else in the user's cache folder."""
     import jax
 
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    if jax.config.jax_compilation_cache_dir is None:  # set by JAX_COMPILATION_CACHE_DIR, or by the caller
         folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl_posttrain" / "jax"
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -58,8 +58,7 @@ def start(services: Services) -> RunState:
     if config.init_from is None:
         params = services.init_params()
     else:
-        folder = filesystem.join(config.init_from, "checkpoints")
-        _, params = restore_params(folder if filesystem.exists(folder) else config.init_from, services.abstract.params)
+        _, params = restore_params(checkpoints_of(config.init_from), services.abstract.params)
     return RunState(
         step=0,
         train=services.init_train_state(params),
@@ -68,6 +67,15 @@ def start(services: Services) -> RunState:
         examples=examples_iterator(config),
         evaluations=[],
     )
+
+
+def checkpoints_of(source: str) -> str:
+    """The checkpoint folder of a run's workdir; `source` itself where it is no workdir."""
+    path = filesystem.join(source, "config.json")
+    if not filesystem.exists(path):
+        return source
+    directory = json.loads(filesystem.read(path))["checkpoint"]["directory"]
+    return directory or filesystem.join(source, "checkpoints")
 
 
 def examples_iterator(config: Config) -> Any:
