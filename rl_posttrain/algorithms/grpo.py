@@ -38,13 +38,9 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         check_constant_length(self.aggregation, self.constant_length)
         if not 0 < self.clip_low <= 1:
-            raise ValueError(
-                f"clip_low={self.clip_low} must be in (0, 1]: the ratio is kept above 1 - clip_low"
-            )
+            raise ValueError(f"clip_low={self.clip_low} must be in (0, 1]: the ratio is kept above 1 - clip_low")
         if not 0 < self.clip_high < float("inf"):
-            raise ValueError(
-                f"clip_high={self.clip_high} must be above 0: the ratio is kept below 1 + clip_high"
-            )
+            raise ValueError(f"clip_high={self.clip_high} must be above 0: the ratio is kept below 1 + clip_high")
         if not 0 <= self.kl_coefficient < float("inf"):
             raise ValueError(f"kl_coefficient={self.kl_coefficient} must be at least 0")
 

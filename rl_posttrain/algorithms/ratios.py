@@ -14,8 +14,6 @@ def log_ratio(logprobs: Float[Array, "B T"], behaviour_logprobs: Float[Array, "B
     return logprobs.astype(jnp.float32) - jax.lax.stop_gradient(behaviour_logprobs.astype(jnp.float32))
 
 
-def token_ratio(
-    logprobs: Float[Array, "B T"], behaviour_logprobs: Float[Array, "B T"]
-) -> Float[Array, "B T"]:
+def token_ratio(logprobs: Float[Array, "B T"], behaviour_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
     """`policy / behaviour` per token, float32, within exp(+-20); at an unchanged policy 1 to rounding."""
     return jnp.exp(jnp.clip(log_ratio(logprobs, behaviour_logprobs), -MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -54,13 +54,10 @@ class UpdateConfig:
             raise ValueError(f"learning_rate={self.learning_rate} must be above 0")
         if self.warmup_steps < 0 or self.micro_batches < 1:
             raise ValueError(
-                f"warmup_steps={self.warmup_steps} must be at least 0, micro_batches={self.micro_batches} "
-                "at least 1"
+                f"warmup_steps={self.warmup_steps} must be at least 0, micro_batches={self.micro_batches} at least 1"
             )
         if not 0 <= self.final_learning_rate_fraction <= 1:
-            raise ValueError(
-                f"final_learning_rate_fraction={self.final_learning_rate_fraction} must be in [0, 1]"
-            )
+            raise ValueError(f"final_learning_rate_fraction={self.final_learning_rate_fraction} must be in [0, 1]")
         if self.schedule == "constant" and self.final_learning_rate_fraction:
             raise ValueError(
                 f"final_learning_rate_fraction={self.final_learning_rate_fraction} has no effect with "
@@ -84,9 +81,7 @@ def schedule(cfg: UpdateConfig, total_steps: int) -> optax.Schedule:
       ValueError: the warm-up is longer than the run.
     """
     if total_steps < max(cfg.warmup_steps, 1):
-        raise ValueError(
-            f"{total_steps=} must be at least 1 and warmup_steps={cfg.warmup_steps}: shorten the warm-up"
-        )
+        raise ValueError(f"{total_steps=} must be at least 1 and warmup_steps={cfg.warmup_steps}: shorten the warm-up")
     decay_steps = max(total_steps - cfg.warmup_steps, 1)
     floor = cfg.final_learning_rate_fraction
 
@@ -147,9 +142,7 @@ def _scale_by_rate(learning_rate: optax.Schedule) -> optax.GradientTransformatio
         rate = jnp.asarray(learning_rate(state.steps))
         return jax.tree.map(lambda u: -rate * u, updates), RateState(state.steps + 1, rate)
 
-    return optax.GradientTransformation(
-        lambda params: RateState(jnp.zeros((), jnp.int32), jnp.zeros(())), update
-    )
+    return optax.GradientTransformation(lambda params: RateState(jnp.zeros((), jnp.int32), jnp.zeros(())), update)
 
 
 def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
@@ -157,13 +150,9 @@ def init_state(params: Params, optimizer: optax.GradientTransformation) -> Train
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
-def score(
-    params: Params, batch: Batch, *, model_cfg: ModelConfig
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+def score(params: Params, batch: Batch, *, model_cfg: ModelConfig) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """Log-probabilities of `batch.labels` and entropies (nats) at `batch.temperature`, float32."""
-    hidden = transformer.forward(
-        params, model_cfg, batch.tokens, batch.positions, batch.segments, batch.parents
-    )
+    hidden = transformer.forward(params, model_cfg, batch.tokens, batch.positions, batch.segments, batch.parents)
     return transformer.token_logprobs(params, model_cfg, hidden, batch.labels, batch.temperature)
 
 
@@ -246,9 +235,7 @@ def _accumulate(
     split_batch = jax.tree.map(split, batch)
     shapes = jax.eval_shape(gradients_of, jax.tree.map(lambda x: x[0], split_batch))
     gradients, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (gradients, metrics), _ = jax.lax.scan(
-        add, (_like_parameters(gradients, model_cfg), metrics), split_batch
-    )
+    (gradients, metrics), _ = jax.lax.scan(add, (_like_parameters(gradients, model_cfg), metrics), split_batch)
     return gradients, metrics
 
 

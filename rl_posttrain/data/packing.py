@@ -48,13 +48,9 @@ class Sample:
     """
 
     tokens: Sequence[int] | np.ndarray  # as they were sampled; the end included when there was one
-    weights: (
-        Sequence[float] | np.ndarray
-    )  # in the loss, >= 0; 0 is not trained (observations, infra failures)
+    weights: Sequence[float] | np.ndarray  # in the loss, >= 0; 0 is not trained (observations, infra failures)
     advantage: float = 0.0
-    behaviour_logprobs: Sequence[float] | np.ndarray | None = (
-        None  # at `temperature`; None is zeros (no policy)
-    )
+    behaviour_logprobs: Sequence[float] | np.ndarray | None = None  # at `temperature`; None is zeros (no policy)
     temperature: float = 1.0
     policy_version: int = 0
 
@@ -164,9 +160,7 @@ def unpack(values: Any, placements: Sequence[Placement]) -> list[list[np.ndarray
     values = np.asarray(values)
     trees: list[list[np.ndarray]] = [[] for _ in range(max((p.tree + 1 for p in placements), default=0))]
     for placement in sorted(placements, key=lambda p: (p.tree, p.sample)):
-        trees[placement.tree].append(
-            values[placement.row, placement.start : placement.start + placement.length]
-        )
+        trees[placement.tree].append(values[placement.row, placement.start : placement.start + placement.length])
     return trees
 
 
@@ -196,9 +190,7 @@ def _blocks(index: int, tree: Tree, row_length: int) -> list[_Block]:
     parts: dict[int, list[int]] = {}
     for sample, (part, _) in enumerate(_first_fit_decreasing(sizes, row_length - prefix)):
         parts.setdefault(part, []).append(sample)
-    return [
-        _Block(index, tuple(part), prefix + sum(sizes[s] for s in part)) for _, part in sorted(parts.items())
-    ]
+    return [_Block(index, tuple(part), prefix + sum(sizes[s] for s in part)) for _, part in sorted(parts.items())]
 
 
 def _first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[tuple[int, int]]:

@@ -45,9 +45,7 @@ def make_iterator(
         raise ValueError(f"{batch_size=} and {epochs=} must be at least 1, {seed=} at least 0")
     if isinstance(source, Mapping):
         if epochs is not None:
-            raise ValueError(
-                f"{epochs=} has no meaning for a mixture, whose sources differ in length: leave it out"
-            )
+            raise ValueError(f"{epochs=} has no meaning for a mixture, whose sources differ in length: leave it out")
         dataset = _mixture(source, weights, seed)
     elif weights is not None:
         raise ValueError(f"{weights=} needs several sources: give a mapping of name to source")
@@ -59,14 +57,10 @@ def make_iterator(
     return iter(batches.to_iter_dataset(options))
 
 
-def _mixture(
-    sources: Mapping[str, Source], weights: Mapping[str, float] | None, seed: int
-) -> grain.MapDataset:
+def _mixture(sources: Mapping[str, Source], weights: Mapping[str, float] | None, seed: int) -> grain.MapDataset:
     weights = {name: 1.0 for name in sources} if weights is None else weights
     if not sources or set(weights) != set(sources):
-        raise ValueError(
-            f"weights for {sorted(weights)} and sources {sorted(sources)} must have the same names"
-        )
+        raise ValueError(f"weights for {sorted(weights)} and sources {sorted(sources)} must have the same names")
     bad = {name: weight for name, weight in weights.items() if not (math.isfinite(weight) and weight > 0)}
     if bad:
         raise ValueError(f"weights {bad} must be positive: leave out a source that should not be drawn")

@@ -25,9 +25,7 @@ def forests(draw):
     trees = []
     for _ in range(draw(st.integers(1, 6))):
         samples = draw(st.lists(completion, min_size=1, max_size=5))
-        trees.append(
-            Tree(draw(st.lists(tokens, min_size=1, max_size=6)), tuple(sample(*tokens) for tokens in samples))
-        )
+        trees.append(Tree(draw(st.lists(tokens, min_size=1, max_size=6)), tuple(sample(*tokens) for tokens in samples)))
     return trees
 
 

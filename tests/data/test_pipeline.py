@@ -33,9 +33,7 @@ def test_every_epoch_holds_every_item_once_in_another_order():
 
 
 def test_neighbouring_seeds_share_no_order():
-    orders = [
-        tuple(e) for seed in range(3) for e in take(make_iterator(range(20), batch_size=20, seed=seed), 3)
-    ]
+    orders = [tuple(e) for seed in range(3) for e in take(make_iterator(range(20), batch_size=20, seed=seed), 3)]
     assert len(set(orders)) == 9
 
 
@@ -51,9 +49,7 @@ def test_o24_fewer_items_than_a_batch_make_full_steps():
 
 
 def test_o24_one_pass_over_fewer_items_than_a_batch_reads_them_all():
-    assert [sorted(b) for b in make_iterator(["a", "b", "c"], batch_size=8, seed=0, epochs=1)] == [
-        ["a", "b", "c"]
-    ]
+    assert [sorted(b) for b in make_iterator(["a", "b", "c"], batch_size=8, seed=0, epochs=1)] == [["a", "b", "c"]]
     assert sum(map(len, make_iterator(range(11), batch_size=4, seed=0, epochs=1))) == 11
 
 

@@ -61,9 +61,7 @@ def test_configs_name_a_tokenizer():
     assert made.encode("yx") == [4, 3]
 
 
-@pytest.mark.parametrize(
-    "values", [{"kind": "character"}, {"kind": "byte", "alphabet": "ab"}, {"kind": "word"}]
-)
+@pytest.mark.parametrize("values", [{"kind": "character"}, {"kind": "byte", "alphabet": "ab"}, {"kind": "word"}])
 def test_configs_that_contradict_themselves_are_refused(values):
     with pytest.raises(ConfigError):
         build(TokenizerConfig, values)
