@@ -54,9 +54,7 @@ def attend(
         raise ValueError(f"attention block={block}: use at least 1")
     T = q.shape[1]
     block = min(block, T)
-    pad = lambda x, value=0: jnp.pad(
-        x, [(0, 0), (0, -T % block)] + [(0, 0)] * (x.ndim - 2), constant_values=value
-    )
+    pad = lambda x, value=0: jnp.pad(x, [(0, 0), (0, -T % block)] + [(0, 0)] * (x.ndim - 2), constant_values=value)
     padded = (pad(q), pad(k), pad(v), pad(positions), pad(segments), pad(parents, -1))
     return _blockwise(*padded, window, block)[:, :T]
 
@@ -221,11 +219,8 @@ def _blockwise_backward(window, block, saved, gradient):
             (k_block, v_block, *key), gradient_kv, is_live = inputs
 
             def run(gradient_q, gradient_k, gradient_v):
-                mask = _mask(query, key, window)
-                scores = _scores(q_block, k_block, mask)
-                weights = jnp.exp(
-                    jnp.where(mask[:, None, None], scores - normaliser_block[..., None], _HIDDEN)
-                )
+                scores = _scores(q_block, k_block, _mask(query, key, window))
+                weights = jnp.exp(scores - normaliser_block[..., None])  # 0 where hidden
                 product = partial(jnp.einsum, preferred_element_type=jnp.float32)
                 gradient_weights = product("BKGTH,BKSH->BKGTS", gradient_block, v_block)
                 gradient_scores = weights * (gradient_weights - centre_block[..., None]) * q.shape[-1] ** -0.5

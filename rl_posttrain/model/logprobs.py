@@ -38,9 +38,7 @@ def chunked_logprobs(
     """
     T = labels.shape[1]
     chunk = min(chunk, T)
-    pad = lambda x, value=0: jnp.pad(
-        x, [(0, 0), (0, -T % chunk)] + [(0, 0)] * (x.ndim - 2), constant_values=value
-    )
+    pad = lambda x, value=0: jnp.pad(x, [(0, 0), (0, -T % chunk)] + [(0, 0)] * (x.ndim - 2), constant_values=value)
     temperature = temperature.astype(jnp.float32)
     logprobs, entropy = _logprobs(pad(hidden), table, pad(labels), pad(temperature, 1), vocab_size, chunk)
     return logprobs[:, :T], entropy[:, :T]

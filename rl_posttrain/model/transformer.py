@@ -74,8 +74,7 @@ class ModelConfig:
         if self.num_heads % self.num_kv_heads:
             legal = [k for k in range(1, self.num_heads + 1) if self.num_heads % k == 0]
             raise ValueError(
-                f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: "
-                f"use one of {legal}"
+                f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}: use one of {legal}"
             )
 
     @property
@@ -152,9 +151,7 @@ def init_tree(key: Array, cfg: ModelConfig, declared: Any, path: str = "") -> Pa
     if "vocab" not in declared.axes:
         return declared.std * jax.random.normal(key, shape, jnp.float32)
     # Only true rows are drawn, so that padding the table does not change them. The padding is 0.
-    true = tuple(
-        cfg.vocab_size if axis == "vocab" else n for n, axis in zip(shape, declared.axes, strict=True)
-    )
+    true = tuple(cfg.vocab_size if axis == "vocab" else n for n, axis in zip(shape, declared.axes, strict=True))
     drawn = declared.std * jax.random.normal(key, true, jnp.float32)
     return jnp.pad(drawn, [(0, n - m) for n, m in zip(shape, true, strict=True)])
 
@@ -185,9 +182,7 @@ def project_qkv(
     x = rms_norm(x, w["attention_norm"], cfg.norm_epsilon)
     q, k, v = (jnp.einsum("BTD,DNH->BTNH", x, w[name].astype(x.dtype)) for name in ("query", "key", "value"))
     if cfg.qkv_bias:
-        q, k, v = (
-            y + w[f"{name}_bias"].astype(x.dtype) for name, y in (("query", q), ("key", k), ("value", v))
-        )
+        q, k, v = (y + w[f"{name}_bias"].astype(x.dtype) for name, y in (("query", q), ("key", k), ("value", v)))
     if cfg.qk_norm:
         q = rms_norm(q, w["query_norm"], cfg.norm_epsilon)
         k = rms_norm(k, w["key_norm"], cfg.norm_epsilon)

@@ -70,9 +70,7 @@ class MeshConfig:
                     f"leave it at 1 and use data, fsdp or tensor"
                 )
         if sum(size == -1 for size in self.sizes) > 1:
-            raise ValueError(
-                f"mesh sizes {dict(zip(AXES, self.sizes, strict=True))}: only one axis can be -1"
-            )
+            raise ValueError(f"mesh sizes {dict(zip(AXES, self.sizes, strict=True))}: only one axis can be -1")
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -92,10 +90,7 @@ def make_mesh(cfg: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     known = math.prod(size for size in cfg.sizes if size != -1)
     wrong = len(devices) % known if -1 in cfg.sizes else len(devices) != known
     if wrong:
-        written = (
-            " x ".join(f"{axis}={size}" for axis, size in zip(AXES, cfg.sizes, strict=True) if size != 1)
-            or "1"
-        )
+        written = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, cfg.sizes, strict=True) if size != 1) or "1"
         raise ValueError(
             f"mesh {written} does not cover {len(devices)} devices: the sizes must multiply to "
             f"{len(devices)}, so each of them must be one of {_divisors(len(devices))}; "
@@ -170,8 +165,7 @@ def check(model_cfg: Any, mesh: Mesh) -> None:
         pieces = math.prod(mesh.shape[name] for name in RULES[axis])
         if length % pieces:
             problem = (
-                f"{field}={length} is not divisible by {'*'.join(RULES[axis])}={pieces} "
-                f"(legal: {_divisors(length)})"
+                f"{field}={length} is not divisible by {'*'.join(RULES[axis])}={pieces} (legal: {_divisors(length)})"
             )
             if axis == "vocab":
                 problem += f", or set vocab_multiple to a multiple of {pieces}"

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_posttrain.model import attention
 from rl_posttrain.model.attention import attend, live_blocks, visible
 
 
@@ -200,21 +199,24 @@ def test_dead_blocks_never_hide_a_visible_key(window):
 
 
 def test_blocks_that_cannot_matter_are_dead():
-    # One row of 8 blocks: prompt (2 blocks), three children (1 block each), another prompt (2), padding (1).
-    block, sizes = 4, [(1, -1, 8, 0), (2, 1, 4, 8), (3, 1, 4, 8), (4, 1, 4, 8), (5, -1, 8, 0), (0, -1, 4, 0)]
-    segments = jnp.array([[s for s, _, n, _ in sizes for _ in range(n)]])
-    parents = jnp.array([[p for _, p, n, _ in sizes for _ in range(n)]])
-    positions = jnp.array([[start + i for _, _, n, start in sizes for i in range(n)]])
+    # Blocks of 4: a prompt (2 blocks), three children (1 each), another prompt (2), half a block of a third
+    # sequence and half of padding, a block of padding.
+    children = [(segment, 1, 4, 8) for segment in (2, 3, 4)]
+    pieces = [(1, -1, 8, 0), *children, (5, -1, 8, 0), (6, -1, 2, 0), (0, -1, 6, 0)]
+    segments = jnp.array([[segment for segment, _, length, _ in pieces for _ in range(length)]])
+    parents = jnp.array([[parent for _, parent, length, _ in pieces for _ in range(length)]])
+    positions = jnp.array([[start + i for _, _, length, start in pieces for i in range(length)]])
     expected = """
-        1.......
-        11......
-        111.....
-        11.1....
-        11..1...
-        .....1..
-        .....11.
-        ........"""
-    got = live_blocks(positions, segments, parents, 0, block)
+        1........
+        11.......
+        111......
+        11.1.....
+        11..1....
+        .....1...
+        .....11..
+        .......1.
+        ........."""
+    got = live_blocks(positions, segments, parents, 0, 4)
     assert ["".join(".1"[int(x)] for x in row) for row in got] == expected.split()
 
 
@@ -242,12 +244,12 @@ def gradient_memory(T, impl="blockwise", scan=True, remat=True):
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("remat", [True, False])
+@pytest.mark.parametrize("remat", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gradient_memory_through_a_scan_is_linear_in_length(remat):
     # Without the barrier in the forward pass, masks are hoisted out of the scan and kept: the values stay
     # right, and memory grows fourfold per doubling (26, 93, 346 MiB where this gives 4, 7, 13).
-    short, middle, long = (gradient_memory(T, remat=remat) for T in (1024, 2048, 4096))
-    assert middle < 2.3 * short and long < 2.3 * middle
+    short, long = (gradient_memory(T, remat=remat) for T in (1024, 4096))
+    assert long < 2.3**2 * short  # two doublings
     assert short < 1.5 * gradient_memory(1024, scan=False, remat=remat)
     # Three layers' mask blocks would take 48 MiB as booleans over all pairs, 192 MiB in float32.
     assert long < 32 * 2**20
@@ -263,8 +265,7 @@ def test_refusals_state_the_remedy():
         attend(q, k, v, *row, impl="blockwise", block=0)
 
 
-def test_shapes_are_checked_here_and_only_here():
+def test_shapes_are_checked_under_pytest():
     q, k, v = random_qkv(16, 4, 2)
-    with pytest.raises(Exception, match="attend"):
+    with pytest.raises(Exception, match="(?i)type-check"):
         attend(q, k[:, :8], v, *tree_rows(16, seed=0))
-    assert attention.attend is attend
