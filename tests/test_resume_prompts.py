@@ -1,0 +1,125 @@
+"""O25: a run that is stopped and resumed consumes the prompts of the unbroken one. All arithmetic is left out."""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments import cli
+from experiments import run as run_command
+from rl_posttrain import loop, services
+from rl_posttrain.batch import TrainState
+from rl_posttrain.observability import lines
+from rl_posttrain.storage import trajectories
+from rl_posttrain.types import Rollout
+
+CONFIG = {
+    "tokenizer": {"kind": "byte"},
+    "model": dict(embed_dim=16, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, mlp_dim=16),
+    "mesh": {"data": -1},
+    "tasks": {"strings/reverse": {}},
+    "rollout": dict(prompts_per_step=4, group_size=2),
+    "sft": dict(steps=8, batch_size=4, examples=10),
+    "grpo": dict(steps=3),
+    "evaluation": dict(every=4, items=3),
+    "checkpoint": dict(every=100),
+}
+
+
+class StopAfter:
+    """In place of the signals: asks for an end after so many steps."""
+
+    steps = 0
+
+    def __enter__(self):
+        self.asked = 0
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    @property
+    def requested(self) -> bool:
+        self.asked += 1
+        return self.asked >= self.steps
+
+
+def sampled(params, tasks, *, width, policy_version, **_):
+    """Completions that depend on the task, the sample and the policy's version, as real ones do."""
+    del params
+
+    def completion(task, sample):
+        number = zlib.crc32(f"{task.id} {sample} {policy_version}".encode())
+        prompt, tokens = (5, 6, 2), (3 + number % 9, 1)
+        return Rollout(task, sample, prompt, tokens, (-1.0, -2.0), "a", "stop", 1.0, policy_version)
+
+    return [[completion(task, sample) for sample in range(width)] for task in tasks]
+
+
+def counted(metrics):
+    return lambda state, batch: (state.replace(step=state.step + 1), {**metrics, "loss/total": batch.tokens.sum()})
+
+
+def without_arithmetic(config, mesh):
+    """In place of `services.compiled`."""
+    del config
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    fresh = lambda params: TrainState(step=jnp.int32(0), params=params, opt_state=())
+    params = lambda: {"w": jax.device_put(jnp.zeros(2), everywhere)}
+    abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
+    return {
+        "init_params": params,
+        "abstract": jax.tree.map(abstract, fresh(params())),
+        "init_train_state": fresh,
+        "sft_update": counted({}),
+        "grpo_update": counted({"policy/log_ratio_max": 0.0}),
+        "score": None,
+        "place": lambda batch: batch,
+        "rows_multiple": lambda section: 1,
+    }
+
+
+@pytest.fixture
+def consumed(monkeypatch) -> list[list[tuple[str, int]]]:
+    """The (domain, index) pairs of each step, as they are asked for."""
+    log = []
+    original = loop.make_tasks
+
+    def make_tasks(built, assigned):
+        log.append(list(assigned))
+        return original(built, assigned)
+
+    monkeypatch.setattr(loop, "make_tasks", make_tasks)
+    monkeypatch.setattr(loop, "generate", sampled)
+    monkeypatch.setattr("rl_posttrain.evaluation.generate", sampled)
+    monkeypatch.setattr("rl_posttrain.observability.report.render", lambda workdir: workdir)
+    monkeypatch.setattr(services, "compiled", without_arithmetic)
+    monkeypatch.setattr(run_command, "Interrupts", StopAfter)
+    return log
+
+
+def test_o25_a_run_stopped_after_each_step_in_turn_consumes_the_same_prompts(consumed, tmp_path):
+    """10 examples: three epochs, a batch that straddles into the fourth, then prompts nobody has trained on."""
+    config = services.parse(CONFIG)
+    StopAfter.steps = config.total_steps + 1
+    assert run_command.run(config, str(tmp_path / "whole")) == 0
+    whole = [list(step) for step in consumed]
+    assert len(whole) == config.total_steps
+    examples = [index for step in whole[:8] for _, index in step]
+    epochs = [examples[start : start + 10] for start in (0, 10, 20)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3  # each in an order of its own
+    assert [index for step in whole[8:] for _, index in step] == list(range(10, 22))
+    for stop in range(1, config.total_steps):
+        consumed.clear()
+        workdir = tmp_path / f"stopped after {stop}"
+        StopAfter.steps = stop
+        assert run_command.run(config, str(workdir)) == cli.PREEMPTED
+        assert len(consumed) == stop
+        StopAfter.steps = config.total_steps
+        assert run_command.run(config, str(workdir)) == 0
+        assert consumed == whole, f"stopped after step {stop}"
+        assert [entry["step"] for entry in lines.read(workdir / "metrics.jsonl")] == list(range(12))
+        stored = [trajectories.read(folder / "trajectories") for folder in (workdir, tmp_path / "whole")]
+        assert stored[0].num_rows == 3 * 4 * 2 and stored[0].equals(stored[1])
