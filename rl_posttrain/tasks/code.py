@@ -104,6 +104,13 @@ _PARTS = {
         "[2::-1]": slice(2, None, -1),
         "[-2::-1]": slice(-2, None, -1),
         "[:-3:-1]": slice(None, -3, -1),
+        "[:1]": slice(None, 1),
+        "[-1:]": slice(-1, None),
+        "[1:3]": slice(1, 3),
+        "[:0:-1]": slice(None, 0, -1),
+        "[-2:0:-1]": slice(-2, 0, -1),
+        "[::3]": slice(None, None, 3),
+        "[-2::-2]": slice(-2, None, -2),
     }.items()
 }
 Program = tuple[str, ...]  # keys of _PARTS, added up
