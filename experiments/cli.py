@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 BAD_CONFIG, BAD_ENVIRONMENT, PREEMPTED = 2, 3, 75
+SCHEDULER = "xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -82,10 +83,18 @@ def guarded(main: Callable[[Sequence[str]], int]) -> None:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs between runs, where JAX is told to already or else in the user's cache folder."""
+    """Keeps compiled programs between runs, where JAX is told to already or else in the user's cache folder.
+
+    Call it before the first computation.
+    """
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:  # set by JAX_COMPILATION_CACHE_DIR, or by the caller
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" in flags and SCHEDULER not in flags:
+        # Collectives of several CPU devices deadlock in programs that come from the cache (jax 0.10 and 0.12): each
+        # device may start them in an order of its own. This flag gives all of them one order.
+        os.environ["XLA_FLAGS"] = f"{flags} --{SCHEDULER}=false"
+    if jax.config.values["jax_compilation_cache_dir"] is None:  # or JAX_COMPILATION_CACHE_DIR has set it
         folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rl_posttrain" / "jax"
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

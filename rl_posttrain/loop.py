@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -90,7 +90,7 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
     collected, clock = collect(services, state), Clock()
     batches = [services.place(batch) for batch in grpo_batches(services, collected)]
     if state.reference is not None:
-        batches = [b.replace(reference_logprobs=services.score(state.reference, b)[0]) for b in batches]
+        batches = [replace(b, reference_logprobs=services.score(state.reference, b)[0]) for b in batches]
     measured = []
     for _ in range(services.config.grpo.epochs):
         for batch in batches:
@@ -105,17 +105,23 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
 
 
 def grpo_batches(services: Services, collected: Collected) -> list[Batch]:
-    """The batches of one pass: whole groups, split before packing, each with denominators of its own."""
+    """The batches of one pass: whole groups, split before packing, each with denominators of its own.
+
+    A group without signal (every advantage 0) has no gradient, so it is left out of the rows unless a KL term wants
+    it; it counts in the denominators all the same.
+    """
     config, algorithm = services.config, services.config.algorithm
     lengths = np.array([[len(rollout.completion_tokens) for rollout in group] for group in collected.groups])
     valid = np.isfinite(collected.rewards)
+    wanted = (collected.advantages != 0).any(1) | (algorithm.kl_coefficient > 0)
     batches = []
     for part in np.array_split(np.arange(len(lengths)), config.grpo.mini_batches):
         weights = sample_weights(
             lengths[part].ravel(), valid[part].ravel(), algorithm.aggregation, algorithm.constant_length
-        )
+        ).reshape(len(part), -1)
+        rows = np.flatnonzero(wanted[part]) if wanted[part].any() else np.arange(1)  # a step needs some row
         groups = trees.from_groups(
-            [collected.groups[i] for i in part], weights.reshape(len(part), -1), collected.advantages[part]
+            [collected.groups[part[i]] for i in rows], weights[rows], collected.advantages[part[rows]]
         )
         batches.append(pack(groups, config.grpo.row_length, services.rows_multiple(config.update))[0])
     return batches

@@ -146,13 +146,13 @@ def parse(values: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: naming the key, the value and the remedy.
     """
-    values = config_lib.plain(values)
-    section = config_lib.build(TokenizerConfig, values.get("tokenizer", {}), "config.tokenizer")
+    tree: dict[str, Any] = config_lib.plain(values)
+    section = config_lib.build(TokenizerConfig, tree.get("tokenizer", {}), "config.tokenizer")
     with _refusing("config.tokenizer"):
         tokenizer = make_tokenizer(section)
-    if isinstance(values.get("model"), Mapping):
-        values["model"] = {"vocab_size": tokenizer.vocab_size, **values["model"]}
-    config = config_lib.build(Config, values)
+    if isinstance(tree.get("model"), dict):
+        tree["model"] = {"vocab_size": tokenizer.vocab_size, **tree["model"]}
+    config = config_lib.build(Config, tree)
     if config.model.vocab_size < tokenizer.vocab_size:
         raise ConfigError(
             f"config.model.vocab_size={config.model.vocab_size} is below the tokenizer's {tokenizer.vocab_size}: "
