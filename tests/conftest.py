@@ -6,6 +6,8 @@ from pathlib import Path
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Otherwise programs with collectives deadlock when they come from the compilation cache (jax 0.10 and 0.12).
+os.environ["XLA_FLAGS"] += " --xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 import jax  # noqa: E402  (after the environment that it reads at import)
 import pytest  # noqa: E402
