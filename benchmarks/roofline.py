@@ -113,9 +113,11 @@ def update_work(cfg: ModelConfig, batch: Batch, micro_batches: int, parameters: 
       parameters: P, all of the model's.
       replicas: copies of the parameters on the mesh, one per shard of the batch.
     """
-    fields = [jnp.asarray(x) for x in (batch.positions, batch.segments, batch.parents)]
-    rows = range(len(batch.tokens))  # one at a time: all masks at once are [B, T, T]
-    pairs = sum(int(visible(*(field[row : row + 1] for field in fields)).sum()) for row in rows)
+    positions, segments, parents = map(jnp.asarray, (batch.positions, batch.segments, batch.parents))
+    pairs = 0
+    for row in range(len(positions)):  # one at a time: all masks at once are [B, T, T]
+        one = slice(row, row + 1)
+        pairs += int(visible(positions[one], segments[one], parents[one]).sum())
     tokens = int((batch.segments > 0).sum())
     weights = jnp.dtype(cfg.compute_dtype).itemsize * parameters
     moved = micro_batches * (2 * weights + 2 * 4 * parameters) + 7 * 4 * parameters

@@ -2,9 +2,10 @@
 
     python -m benchmarks.step --config configs/quickstart.py [--steps 10] [--config.rollout.group_size=16 ...]
 
-Takes `--steps` steady steps after a first one that compiles, without a supervised warm-up: the policy is untrained, so
-that completions tend to be long and wrong. `--config.init_from=runs/quickstart` measures a trained one. Then the decode
-and update programs alone, right answers through each domain's verifier, and the machine's limits.
+Takes the config's supervised warm-up, so that completions are as long and rewards as mixed as at the start of its GRPO
+stage, then `--steps` steady steps after a first one that compiles. `--config.init_from=runs/quickstart` with
+`--config.sft.steps=0` measures a trained policy. Then the decode and update programs alone, right answers through each
+domain's verifier, and the machine's limits.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def measure(config: Config, steps: int, matrix_size: int, array_bytes: int) -> F
     place = machine()
     with tempfile.TemporaryDirectory() as scratch, services.build(config, scratch) as built:
         state = lifecycle.start(built)
+        figures = warm_up(built, state)
         taken = [take_step(built, state) for _ in range(1 + steps)]
-        figures = step_figures(taken)
+        figures |= step_figures(taken)
         figures["peak_memory_bytes"] = peak_memory_bytes()  # before the arrays that measure the limits
         last = taken[-1].collected
         decode, decode_work = decode_figures(built, state, last)
@@ -90,6 +92,18 @@ def measure(config: Config, steps: int, matrix_size: int, array_bytes: int) -> F
     show_roofline(figures, limits, {"decode": decode_work, "update": update_work})
     publish("step", place, figures)
     return figures
+
+
+def warm_up(built: Services, state: loop.RunState) -> Figures:
+    """The supervised stage, as `loop.train` takes it; figures are medians without the step that compiles."""
+    measured = []
+    for _ in range(built.config.sft.steps):
+        measured.append(loop.sft_step(built, state))
+        state.step += 1
+    loop.begin_grpo(built, state)
+    names = {"time/step_s": "sft_step_s", "tokens/per_s": "sft_trained_tokens_per_s"}
+    steady = measured[1:]
+    return {ours: statistics.median(step[name] for step in steady) for name, ours in names.items() if steady}
 
 
 @dataclass(frozen=True)
@@ -265,6 +279,9 @@ def show_steps(taken: Sequence[Taken], figures: Figures) -> None:
     rows.append(["all", f"{figures['step_s']:.4f}", "", f"{figures['first_step_s']:.1f} s in the first step"])
     title = f"one step: medians of {len(taken) - 1} after the first"
     print_table(title, ["phase", "seconds", "share", "throughput"], rows)
+    if "sft_step_s" in figures:
+        tokens = scaled(figures["sft_trained_tokens_per_s"], "tokens/s")
+        print(f"before, each step of the warm-up: {figures['sft_step_s']:.4f} s, {tokens} trained")
     print(f"{figures['row_use_share']:.0%} of the packed positions hold tokens, the rest is padding")
     print(f"peak memory {scaled(figures['peak_memory_bytes'], 'B')}")
     print(

@@ -102,6 +102,7 @@ def test_a_tiny_run_publishes_consistent_figures(capsys, monkeypatch):
             tasks={"strings/reverse": {}, "code/linear": {}},
             rollout=dict(prompts_per_step=16, group_size=2, max_tokens=6, prompt_bucket=32),
             algorithm=dict(kl_coefficient=0.1),
+            sft=dict(steps=2, batch_size=8, examples=16, row_length=64),
             grpo=dict(steps=3, row_length=128),
         )
     )
@@ -127,6 +128,7 @@ def test_a_tiny_run_publishes_consistent_figures(capsys, monkeypatch):
         assert figures[name] > 0
     for name in ("verify_strings_reverse_per_s", "verify_code_linear_per_s", "stacked_over_in_place_time_ratio"):
         assert figures[name] > 0
+    assert figures["sft_step_s"] * figures["sft_trained_tokens_per_s"] >= 8  # a batch of 8 examples
     assert figures["peak_memory_bytes"] > 2**20
     assert "compiled in the first step" in "\n".join(lines)
 
