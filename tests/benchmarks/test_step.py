@@ -11,6 +11,7 @@ import pytest
 from benchmarks import decode_cache, roofline, step
 from rl_posttrain import services
 from rl_posttrain.data.packing import Sample, Tree, pack
+from rl_posttrain.loop import Collected
 from rl_posttrain.model.transformer import ModelConfig, declare, forward, init, is_parameter, logits
 
 CFG = ModelConfig(vocab_size=10, embed_dim=4, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=2, mlp_dim=8)
@@ -37,6 +38,7 @@ def test_forward_flops_by_hand_and_by_the_compiler():
 
     analysis = jax.jit(scores).lower(init(jax.random.key(0), cfg)).compile().cost_analysis()
     ours = roofline.forward_flops(cfg, ids.size, ids.size, 2 * 32 * 32)  # dense attention takes every pair
+    assert analysis is not None
     assert ours < analysis["flops"] < 1.1 * ours  # the rest: norms, rotation, softmax
 
 
@@ -135,7 +137,7 @@ def test_a_tiny_run_publishes_consistent_figures(capsys, monkeypatch):
 
 def test_new_shapes_are_named_when_a_later_step_compiles(capsys):
     make = lambda compilations, *shapes: step.Taken(
-        seconds=dict(rollout=1.0, verify=1.0, update=2.0), collected=None, completions=8, completion_tokens=16,
+        seconds=dict(rollout=1.0, verify=1.0, update=2.0), collected=Collected([], [], np.zeros((0, 2)), np.zeros((0, 2)), {}), completions=8, completion_tokens=16,
         trained_tokens=16, processed_tokens=32, positions=64, compilations=compilations, shapes=frozenset(shapes),
     )  # fmt: skip
     taken = [make(5, "rows 4 x 16"), make(0, "rows 4 x 16"), make(2, "rows 8 x 16")]
