@@ -188,13 +188,14 @@ class Recorder:
     progress: Progress
     stop: Callable[[], bool]  # asked after every step; True saves and ends the run, to be resumed
     profile: tuple[int, int] | None = None  # steps [first, last] to trace for TensorBoard
+    tracing: bool = False
 
     def begin(self, state: RunState) -> None:
         """The baseline before the first step."""
         if state.step == 0 and not state.evaluations:
             rows = evaluate(self.services, state, "baseline")
             self.writer.write(0, "baseline", _evaluation_scalars(rows))
-        self._trace(state.step)
+        self._trace(state.step, ending=False)
 
     def after(self, state: RunState, stage: str, metrics: Metrics, collected: Collected | None) -> bool:
         """Returns whether to go on."""
@@ -208,9 +209,10 @@ class Recorder:
             self._check_mismatch(state.step, metrics)
         self.writer.write(state.step, stage, metrics, *_pictures(collected))
         self.progress.update(state.step, stage, {name: metrics[name] for name in GLANCE if name in metrics})
-        self._trace(state.step)
-        stopping = self.stop() and state.step < config.total_steps
-        if stopping or state.step % config.checkpoint.every == 0 or state.step == config.total_steps:
+        done = state.step == config.total_steps
+        stopping = self.stop() and not done
+        self._trace(state.step, ending=stopping or done)
+        if stopping or done or state.step % config.checkpoint.every == 0:
             save(self.services, state, score)
         return not stopping
 
@@ -236,15 +238,17 @@ class Recorder:
             )
             alerts.append(self.services.workdir, alert)
 
-    def _trace(self, step: int) -> None:
-        """Starts or ends the profile at the boundary after `step`."""
+    def _trace(self, step: int, ending: bool) -> None:
+        """Starts or ends the profile after `step`; a run that ends or is resumed within it has a part of it."""
         if self.profile is None:
             return
         first, last = self.profile
-        if step == first - 1:
-            jax.profiler.start_trace(os.path.join(self.services.workdir, "tensorboard"))
-        if step == last:
+        if self.tracing and (ending or step >= last):
             jax.profiler.stop_trace()
+            self.tracing = False
+        elif not self.tracing and not ending and first - 1 <= step < last:
+            jax.profiler.start_trace(os.path.join(self.services.workdir, "tensorboard"))
+            self.tracing = True
 
 
 def _evaluation_scalars(rows: list[evaluation.Row]) -> Metrics:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -48,9 +49,9 @@ def config_file(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def workdir(config_file, tmp_path_factory) -> Path:
-    """A finished run of two steps of each stage, of which the third was profiled."""
+    """A finished run of two steps of each stage."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    assert run_command.main(["--config", config_file, "--workdir", str(folder), "--profile", "3:3"]) == 0
+    assert run_command.main(["--config", config_file, "--workdir", str(folder)]) == 0
     return folder
 
 
@@ -71,7 +72,6 @@ def test_a_run_leaves_what_the_documentation_lists(workdir):
     assert names == files | {"checkpoints", "trajectories", "tensorboard"}
     assert {path.name for path in (workdir / "checkpoints").iterdir()} == {"2", "4"}
     assert list((workdir / "tensorboard").glob("events.*"))
-    assert list((workdir / "tensorboard").rglob("*.xplane.pb"))  # the profile
 
 
 def test_each_step_is_logged_once_with_the_documented_names(workdir):
@@ -136,6 +136,36 @@ def test_a_dry_run_shows_batches_and_memory_and_writes_nothing(config_file, tmp_
     # 43 tokens * 32 + 2 layers of (4 + 2) * 512 + 3 * 32 * 64 + 2 * 32, and the last norm
     assert "19,968 parameters on 8 x cpu" in shown
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "profile, begins_at, ends_at, traced",
+    [
+        ((1, 2), 0, 9, ["start after 0", "stop after 2"]),
+        ((3, 3), 0, 9, ["start after 2", "stop after 3"]),
+        ((3, 6), 4, 9, ["start after 4", "stop after 6"]),  # resumed within
+        ((3, 6), 0, 4, ["start after 2", "stop after 4"]),  # the run ends within
+        ((3, 6), 6, 9, []),  # resumed behind it
+        ((8, 9), 0, 5, []),
+    ],
+)
+def test_a_profile_covers_its_steps_whatever_happens(monkeypatch, tmp_path, profile, begins_at, ends_at, traced):
+    recorder = lifecycle.Recorder(SimpleNamespace(workdir=str(tmp_path)), None, None, lambda: False, profile)  # type: ignore[arg-type]
+    log, running = [], []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: running.append(folder) or log.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: running.remove(folder) or log.append("stop"))
+    folder = str(tmp_path / "tensorboard")
+    for step in range(begins_at, ends_at + 1):
+        known = len(log)
+        recorder._trace(step, ending=step == ends_at)
+        log[known:] = [f"{what} after {step}" for what in log[known:]]
+    assert log == traced and not running
+
+
+@pytest.mark.slow
+def test_a_profile_is_written_for_tensorboard(config_file, tmp_path):
+    assert run_command.main(["--config", config_file, "--workdir", str(tmp_path), "--profile", "3:3"]) == 0
+    assert list((tmp_path / "tensorboard").rglob("*.xplane.pb"))
 
 
 @pytest.mark.parametrize("given", ["3", "0:2", "4:3", "a:b"])
