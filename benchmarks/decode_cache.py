@@ -34,7 +34,7 @@ from rl_posttrain.sharding.mesh import shards
 def layer_cache_shape(cfg: ModelConfig, rows: int, width: int, length: int) -> tuple[int, ...]:
     """Shape of one layer's suffix keys on one device of the current mesh."""
     kv_heads = cfg.num_kv_heads // shards("kv_heads", cfg.num_kv_heads)
-    return (rows // shards("batch", rows), width, kv_heads, length, cfg.head_dim)
+    return (rows * width // shards("batch", rows * width), kv_heads, length, cfg.head_dim)
 
 
 def cache_bytes(cfg: ModelConfig, rows: int, width: int, length: int) -> int:
@@ -105,7 +105,7 @@ def greedy(
         drawn = jnp.argmax(z, -1).astype(jnp.int32)
         return drawn, lax.dynamic_update_slice(tokens, drawn[..., None], (0, 0, slot)), caches
 
-    empty = empty_suffix(cfg, rows, width, steps)
+    empty = empty_suffix(cfg, rows * width, steps)
     caches = (jnp.stack(empty.keys), jnp.stack(empty.values)) if stacked else empty
     start = (jnp.broadcast_to(last, (rows, width)), jnp.zeros((rows, width, steps), jnp.int32), caches)
     return lax.fori_loop(0, steps, step, start)[1]
@@ -151,7 +151,7 @@ def _in_place_step(params: Params, cfg: ModelConfig, prefix: PrefixCache) -> Any
 
 
 def _stacked_step(params: Params, cfg: ModelConfig, prefix: PrefixCache) -> Any:
-    """One token through a scan over layers. Caches: (keys, values), each [L, R, W, K, C, H]."""
+    """One token through a scan over layers. Caches: (keys, values), each [L, M, K, C, H]."""
     prefix_keys, prefix_values = jnp.stack(prefix.keys), jnp.stack(prefix.values)
 
     def advance(x, caches, slot):

@@ -1,7 +1,7 @@
 """Key/value caches for decoding: a prefix that all samples of a group share, and each sample's own suffix.
 
 Per layer, heads before time, so that the batch axes of every attention product lead. Axes beside the package's:
-R prompts, W samples of a prompt (width of the group).
+R prompts, W samples of a prompt (width of the group), M = R * W samples in order of their prompts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class PrefixCache:
 class SuffixCache:
     """Keys and values of what each sample has fed in so far: `prompt[-1]` and its own completion tokens."""
 
-    keys: tuple[jax.Array, ...]  # one [R, W, K, C, H] per layer
+    # One [M, K, C, H] per layer. A flat row axis: with separate R and W, one of them 1, XLA copied every cache.
+    keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
 
 
@@ -57,10 +58,10 @@ def prefill(params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths
     return PrefixCache(per_layer(keys), per_layer(values), lengths)
 
 
-def empty_suffix(cfg: ModelConfig, rows: int, width: int, length: int) -> SuffixCache:
-    """A zeroed suffix cache of `length` slots for `width` samples of each of `rows` prompts."""
-    shape = (rows, width, cfg.num_kv_heads, length, cfg.head_dim)
-    one = lambda: constrain(jnp.zeros(shape, cfg.compute_dtype), "batch", None, "kv_heads", None, None)
+def empty_suffix(cfg: ModelConfig, rows: int, length: int) -> SuffixCache:
+    """A zeroed suffix cache of `length` slots for M = `rows` samples."""
+    shape = (rows, cfg.num_kv_heads, length, cfg.head_dim)
+    one = lambda: constrain(jnp.zeros(shape, cfg.compute_dtype), "batch", "kv_heads", None, None)
     zeros = lambda: tuple(one() for _ in range(cfg.num_layers))
     return SuffixCache(zeros(), zeros())
 
@@ -82,28 +83,29 @@ def decode_step(
 
     Args:
       layers: `unstack_layers(params, cfg)`.
-      x: embedded current tokens, M = R * W.
+      x: embedded current tokens.
       slot: int32 scalar, the number of tokens already in the suffix.
 
     Returns:
       The residual stream before the final norm, and the advanced cache.
     """
-    rows, width, kv_heads, length, head = suffix.keys[0].shape
-    queries_per_kv = cfg.num_heads // kv_heads
-    positions = jnp.repeat(prefix.lengths + slot, width)[:, None]
+    samples, kv_heads, length, head = suffix.keys[0].shape
+    width = samples // prefix.lengths.shape[0]
+    prefix_lengths = jnp.repeat(prefix.lengths, width)  # [M]
+    positions = (prefix_lengths + slot)[:, None]
     prefix_mask = jnp.arange(prefix.keys[0].shape[2]) < prefix.lengths[:, None]  # [R, S]
-    suffix_positions = prefix.lengths[:, None] + jnp.arange(length)
-    suffix_mask = suffix_positions <= prefix.lengths[:, None] + slot  # [R, C]
+    suffix_positions = prefix_lengths[:, None] + jnp.arange(length)
+    suffix_mask = suffix_positions <= positions  # [M, C]
     new_keys, new_values = list(suffix.keys), list(suffix.values)
     for i, w in enumerate(layers):
         q, k, v = project_qkv(x, w, cfg, positions)
-        entry = lambda y: y.reshape(rows, width, kv_heads, 1, head).astype(suffix.keys[0].dtype)
-        new_keys[i] = lax.dynamic_update_slice(new_keys[i], entry(k), (0, 0, 0, slot, 0))
-        new_values[i] = lax.dynamic_update_slice(new_values[i], entry(v), (0, 0, 0, slot, 0))
-        q = q.reshape(rows, width, kv_heads, queries_per_kv, head)
+        entry = lambda y: y.reshape(samples, kv_heads, 1, head).astype(suffix.keys[0].dtype)
+        new_keys[i] = lax.dynamic_update_slice(new_keys[i], entry(k), (0, 0, slot, 0))
+        new_values[i] = lax.dynamic_update_slice(new_values[i], entry(v), (0, 0, slot, 0))
+        q = q.reshape(samples, kv_heads, -1, head)
         shared = _attend_prefix(q, prefix.keys[i], prefix.values[i], prefix_mask)
         own = _attend_suffix(q, new_keys[i], new_values[i], suffix_mask)
-        attended = merge(*shared, *own).reshape(rows * width, 1, cfg.num_heads, head).astype(x.dtype)
+        attended = merge(*shared, *own).reshape(samples, 1, cfg.num_heads, head).astype(x.dtype)
         x = finish_block(x, attended, w, cfg)
     return x, SuffixCache(tuple(new_keys), tuple(new_values))
 
@@ -120,29 +122,29 @@ def merge(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array
 
 
 def _attend_prefix(
-    q: Float[Array, "R W K G H"],
-    keys: Float[Array, "R K S H"],
-    values: Float[Array, "R K S H"],
-    mask: Bool[Array, "R S"],
+    q: Float[Array, "M K G H"], keys: Float[Array, "R K S H"], values: Float[Array, "R K S H"], mask: Bool[Array, "R S"]
 ) -> tuple[jax.Array, jax.Array]:
-    rows, width, kv_heads, queries, head = q.shape
-    flat = jnp.moveaxis(q, 1, 2).reshape(rows, kv_heads, width * queries, head)  # one product per prompt and kv head
-    scores = jnp.einsum("RKMH,RKSH->RKMS", flat, keys, preferred_element_type=jnp.float32)
-    out, lse = _softmax_parts(scores * head**-0.5, mask[:, None, None, :])
-    out = jnp.einsum("RKMS,RKSH->RKMH", out.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    split = lambda y: jnp.moveaxis(y.reshape(rows, kv_heads, width, queries, *y.shape[3:]), 1, 2)
-    return split(out), split(lse)
+    samples, kv_heads, queries, head = q.shape
+    rows = keys.shape[0]
+    # One product per prompt and kv head: the queries of all its samples against the one copy of its keys.
+    grouped = jnp.moveaxis(q.reshape(rows, -1, kv_heads, queries, head), 1, 2).reshape(rows, kv_heads, -1, head)
+    scores = jnp.einsum("RKQH,RKSH->RKQS", grouped, keys, preferred_element_type=jnp.float32)
+    weights, lse = _softmax_parts(scores * head**-0.5, mask[:, None, None, :])
+    out = jnp.einsum("RKQS,RKSH->RKQH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+
+    def by_sample(y: jax.Array) -> jax.Array:
+        y = jnp.moveaxis(y.reshape(rows, kv_heads, -1, queries, *y.shape[3:]), 2, 1)
+        return y.reshape(samples, kv_heads, queries, *y.shape[4:])
+
+    return by_sample(out), by_sample(lse)
 
 
 def _attend_suffix(
-    q: Float[Array, "R W K G H"],
-    keys: Float[Array, "R W K C H"],
-    values: Float[Array, "R W K C H"],
-    mask: Bool[Array, "R C"],
+    q: Float[Array, "M K G H"], keys: Float[Array, "M K C H"], values: Float[Array, "M K C H"], mask: Bool[Array, "M C"]
 ) -> tuple[jax.Array, jax.Array]:
-    scores = jnp.einsum("RWKGH,RWKCH->RWKGC", q, keys, preferred_element_type=jnp.float32)
-    weights, lse = _softmax_parts(scores * q.shape[-1] ** -0.5, mask[:, None, None, None, :])
-    out = jnp.einsum("RWKGC,RWKCH->RWKGH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("MKGH,MKCH->MKGC", q, keys, preferred_element_type=jnp.float32)
+    weights, lse = _softmax_parts(scores * q.shape[-1] ** -0.5, mask[:, None, None, :])
+    out = jnp.einsum("MKGC,MKCH->MKGH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
     return out, lse
 
 

@@ -106,7 +106,7 @@ def decode_groups(
         jnp.zeros(shape, jnp.int32),
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((rows, width), jnp.int32),
-        empty_suffix(model_cfg, rows, width, max_tokens),
+        empty_suffix(model_cfg, rows * width, max_tokens),
     )
     _, _, done, tokens, logprobs, counts, _ = lax.while_loop(unfinished, step, carry)
     return tokens, logprobs, counts, done

@@ -121,26 +121,23 @@ def _loop_bodies(text):
     return sorted(set(re.findall(r"body=%?([\w.\-]+)", text)))
 
 
-def test_decode_does_not_copy_the_cache():
+@pytest.mark.parametrize(("rows", "width"), [(4, 8), (32, 1), (1, 32)])
+def test_decode_does_not_copy_the_cache(rows, width):
     """Of all arrays of a cache's size that the compiled loop writes, each is updated in place, never copied."""
     cfg = CONFIGS["plain"]
     params = init(jax.random.key(5), cfg)
-    rows, width, length = 4, 8, 64
+    length = 64
     compiled = decode_groups.lower(
         params, jnp.zeros((rows, 16), jnp.int32), jnp.full(rows, 9), jnp.zeros(rows, jnp.uint32),
         jnp.arange(width, dtype=jnp.uint32), jax.random.key(0), model_cfg=cfg, sampling=Sampling(), width=width,
         max_tokens=length, end_ids=(1,),
     ).compile()  # fmt: skip
-    shape = empty_suffix(cfg, rows, width, length).keys[0].shape
+    shape = empty_suffix(cfg, rows * width, length).keys[0].shape
     name = f"f32[{','.join(map(str, shape))}]"
     text = compiled.as_text()
-    loops = [
-        text[(start := text.index(f"%{body} (")) : text.index("\n}", start)] for body in _loop_bodies(text)
-    ]
+    loops = [text[(start := text.index(f"%{body} (")) : text.index("\n}", start)] for body in _loop_bodies(text)]
     (loop,) = [loop for loop in loops if name in loop]  # the one loop that carries the caches
-    copies = [
-        line for line in loop.splitlines() if re.search(rf"= {re.escape(name)}\S* (copy|transpose)\(", line)
-    ]
+    copies = [line for line in loop.splitlines() if re.search(rf"= {re.escape(name)}\S* (copy|transpose)\(", line)]
     assert not copies, copies
     cache_bytes = 2 * cfg.num_layers * int(np.prod(shape)) * 4
     # One set of caches lives in the loop; a second one would mean that each token writes a new copy.
