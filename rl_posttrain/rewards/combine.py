@@ -29,9 +29,7 @@ class RewardConfig:
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)}: must be finite")
         if self.partial < 0:
-            raise ValueError(
-                f"partial={self.partial}: must be at least 0, or passing more tests would cost reward"
-            )
+            raise ValueError(f"partial={self.partial}: must be at least 0, or passing more tests would cost reward")
         if self.wrong + self.partial >= self.correct:
             raise ValueError(
                 f"wrong={self.wrong} + partial={self.partial} reaches correct={self.correct}: a wrong answer "
@@ -39,8 +37,7 @@ class RewardConfig:
             )
         if self.malformed > self.wrong:
             raise ValueError(
-                f"malformed={self.malformed} is above wrong={self.wrong}: giving no answer must not pay; "
-                "lower it"
+                f"malformed={self.malformed} is above wrong={self.wrong}: giving no answer must not pay; lower it"
             )
 
 

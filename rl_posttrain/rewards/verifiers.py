@@ -43,9 +43,7 @@ def judge_functions(pool: Any, programs: Sequence[tuple[str, FunctionCheck]]) ->
         [
             (
                 code,
-                FunctionTests(
-                    check.entry, tuple(Call(arguments, expected) for arguments, expected in check.calls)
-                ),
+                FunctionTests(check.entry, tuple(Call(arguments, expected) for arguments, expected in check.calls)),
             )
             for code, check in programs
         ],

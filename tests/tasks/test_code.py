@@ -74,10 +74,7 @@ def test_no_constant_program_pays(name):
     tasks = heldout(load(name, {}, TRUSTING), 0, 256)
     domain = load(name, {}, TRUSTING)
     programs = list({task.demonstration: None for task in tasks}) + ["x", "x+1", "x*2", "x[0]", "0", "''"]
-    rates = {
-        program: sum(v.passed for v in domain.score(tasks, [program] * len(tasks))) / 256
-        for program in programs
-    }
+    rates = {program: sum(v.passed for v in domain.score(tasks, [program] * len(tasks))) / 256 for program in programs}
     assert max(rates.values()) < 0.1, Counter(rates).most_common(3)
 
 
@@ -206,9 +203,7 @@ def test_every_option_has_its_effect():
     tasks = make("linear", max_slope=3, max_offset=2, max_input=5, examples=3)
     assert {len(shown(task)) for task in tasks} == {3}
     assert {int(given) for task in tasks for given, _ in shown(task)} == {0, 1, 2, 3, 4, 5}
-    assert {task.demonstration for task in tasks} == {
-        f"{a}{b}" for a in ("x", "2*x", "3*x") for b in ("", "+1", "+2")
-    }
+    assert {task.demonstration for task in tasks} == {f"{a}{b}" for a in ("x", "2*x", "3*x") for b in ("", "+1", "+2")}
     tasks = make("slices", max_parts=1, examples=3, min_length=3, max_length=5, letters=7)
     assert {len(shown(task)) for task in tasks} == {3}
     assert {len(given) for task in tasks for given, _ in shown(task)} == {3, 4, 5}

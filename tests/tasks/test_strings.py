@@ -107,9 +107,7 @@ def operands(task: Task) -> str:
 
 def test_every_option_has_its_effect():
     def words(name, **options):
-        return [
-            operands(task) for task in load(f"strings/{name}", options, Tools()).make(0, "train", range(400))
-        ]
+        return [operands(task) for task in load(f"strings/{name}", options, Tools()).make(0, "train", range(400))]
 
     for name in ("reverse", "sort", "interleave", "rotate", "caesar", "remove"):
         found = words(name, min_length=3, max_length=7, letters=5)
