@@ -63,10 +63,11 @@ def guarded(main: Callable[[Sequence[str]], int]) -> None:
     from rl_posttrain.config import ConfigError
     from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
     from rl_posttrain.storage.checkpoints import CheckpointError
+    from rl_posttrain.tasks import PromptSpaceError
 
     try:
         code = main(sys.argv[1:])
-    except ConfigError as error:
+    except (ConfigError, PromptSpaceError) as error:
         print(f"config refused: {error}", file=sys.stderr)
         code = BAD_CONFIG
     except (SandboxUnavailable, CheckpointError) as error:

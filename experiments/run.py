@@ -59,13 +59,14 @@ def run(config, workdir: str, profile: tuple[int, int] | None = None) -> int:
     started = time.time()
     cli.use_compilation_cache()
     with Interrupts() as interrupts, Compilations() as compilations:
-        lifecycle.prepare_workdir(config, workdir)
+        lifecycle.check_workdir(config, workdir)
         with services.build(config, workdir) as built:
             state = lifecycle.resume(built)
             resumed = state is not None
             state = state or lifecycle.start(built)
             if resumed:
                 print(f"resuming {workdir} from step {state.step} of {config.total_steps}")
+            lifecycle.write_config(built)
             lifecycle.rewind(built, state)
             manifest.write(workdir, config.seed, config_lib.to_dict(config))
             with (

@@ -30,26 +30,27 @@ GLANCE = ("loss/total", "reward/mean", "completion/length_mean", "evaluation/mac
 EXTENDABLE = ("grpo.steps",)  # keys that a resumed run may change: more steps on a finished run
 
 
-def prepare_workdir(config: Config, workdir: str) -> bool:
-    """Writes `config.json`, or checks that the one there is this config's. Returns whether a run is there already.
+def check_workdir(config: Config, workdir: str) -> None:
+    """Checks that the run in `workdir`, if there is one, has this config.
 
     Raises:
-      ConfigError: the workdir holds a run with another config; names every differing key.
+      ConfigError: it has another; names every differing key.
     """
     path = filesystem.join(workdir, "config.json")
-    ours = config_lib.to_dict(config)
-    exists = filesystem.exists(path)
-    if exists:
-        theirs = config_lib.flatten(json.loads(filesystem.read(path)))
-        flat = config_lib.flatten(ours)
-        differing = [
-            key for key in sorted({*flat, *theirs}) if flat.get(key) != theirs.get(key) and key not in EXTENDABLE
-        ]
-        if differing:
-            listed = "; ".join(f"{key}: {theirs.get(key)!r} there, {flat.get(key)!r} here" for key in differing)
-            raise ConfigError(f"{workdir} holds a run with another config ({listed}): use another --workdir")
-    filesystem.write_atomic(path, json.dumps(ours, indent=1).encode())
-    return exists
+    if not filesystem.exists(path):
+        return
+    theirs = config_lib.flatten(json.loads(filesystem.read(path)))
+    ours = config_lib.flatten(config_lib.to_dict(config))
+    differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key) and key not in EXTENDABLE]
+    if differing:
+        listed = "; ".join(f"{key}: {theirs.get(key)!r} there, {ours.get(key)!r} here" for key in differing)
+        raise ConfigError(f"{workdir} holds a run with another config ({listed}): use another --workdir")
+
+
+def write_config(services: Services) -> None:
+    """`config.json`: from here on the workdir is this run's. Written once the config has proved to work."""
+    content = json.dumps(config_lib.to_dict(services.config), indent=1).encode()
+    filesystem.write_atomic(filesystem.join(services.workdir, "config.json"), content)
 
 
 def start(services: Services) -> RunState:
@@ -104,7 +105,11 @@ def save(services: Services, state: RunState, score: float | None) -> None:
 
 
 def resume(services: Services) -> RunState | None:
-    """The state of the latest whole checkpoint, with what later steps had written dropped; None when there is none."""
+    """The state of the latest whole checkpoint; None when there is none.
+
+    Raises:
+      ConfigError: the config ends the run before that checkpoint's step.
+    """
     abstract = services.abstract
     with_reference = services.config.algorithm.kl_coefficient > 0
     restored = services.checkpoints.restore(
@@ -118,6 +123,11 @@ def resume(services: Services) -> RunState | None:
     if restored is None:
         return None
     step, params, arrays, cursor = restored
+    if step > services.config.total_steps:
+        raise ConfigError(
+            f"{services.workdir} is at step {step} already, and grpo.steps={services.config.grpo.steps} would end it "
+            f"after {services.config.total_steps}: use at least {step - services.config.sft.steps}, or another workdir"
+        )
     examples = examples_iterator(services.config)
     if examples is not None:
         examples.set_state(cursor["examples"])
@@ -173,9 +183,10 @@ def finish(services: Services, state: RunState) -> None:
     """Compares the last held-out accuracies with those before GRPO, prompt by prompt."""
     config = services.config
     at = lambda step: [row for row in state.evaluations if row["step"] == step and row["metric"] == "accuracy"]
-    before, after = at(config.sft.steps), at(config.total_steps)
+    if not at(config.total_steps):  # a run that was shortened to the step where it stood
+        evaluate(services, state, "grpo")
     if config.grpo.steps:
-        state.evaluations += evaluation.changes(before, after)
+        state.evaluations += evaluation.changes(at(config.sft.steps), at(config.total_steps))
         write_evaluations(services, state)
 
 

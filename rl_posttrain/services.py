@@ -113,6 +113,11 @@ class Config:
                 f"grpo.mini_batches={self.grpo.mini_batches} exceeds rollout.prompts_per_step="
                 f"{self.rollout.prompts_per_step}: a mini-batch holds whole groups"
             )
+        if self.grpo.steps and self.grpo.row_length < self.rollout.max_tokens + 2:
+            raise ValueError(
+                f"grpo.row_length={self.grpo.row_length} cannot hold a prompt and a completion of rollout.max_tokens="
+                f"{self.rollout.max_tokens}: use longer rows or fewer tokens"
+            )
         for name, section, steps in (
             ("sft.update", self.sft.update, self.sft.steps),
             ("update", self.update, self.updates),

@@ -238,6 +238,7 @@ def test_o30_the_nearest_key_is_named(key, message):
         ("algorithm.clip_low", "1.5", "clip_low=1.5 must be in (0, 1]"),
         ("rollout.group_size", "1", "group_size=1 gives no relative advantage"),
         ("rollout.temperature", "0", "temperature=0 in training"),
+        ("grpo.row_length", "65", "grpo.row_length=65 cannot hold a prompt and a completion of rollout.max_tokens=64"),
         ("grpo.mini_batches", "1000", "exceeds rollout.prompts_per_step"),
         ("update.warmup_steps", "100000", "exceeds the stage's"),
         ("sft.update.warmup_steps", "100000", "exceeds the stage's"),

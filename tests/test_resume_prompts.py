@@ -1,5 +1,6 @@
 """O25: a run that is stopped and resumed consumes the prompts of the unbroken one. All arithmetic is left out."""
 
+import json
 import zlib
 
 import jax
@@ -10,6 +11,7 @@ from experiments import cli
 from experiments import run as run_command
 from rl_posttrain import loop, services
 from rl_posttrain.batch import TrainState
+from rl_posttrain.config import ConfigError
 from rl_posttrain.observability import lines
 from rl_posttrain.storage import trajectories
 from rl_posttrain.types import Rollout
@@ -123,3 +125,18 @@ def test_o25_a_run_stopped_after_each_step_in_turn_consumes_the_same_prompts(con
         assert [entry["step"] for entry in lines.read(workdir / "metrics.jsonl")] == list(range(12))
         stored = [trajectories.read(folder / "trajectories") for folder in (workdir, tmp_path / "whole")]
         assert stored[0].num_rows == 3 * 4 * 2 and stored[0].equals(stored[1])
+
+
+def test_a_run_can_be_shortened_to_where_it_stands_and_no_further(consumed, tmp_path):
+    """What is missing then is the last evaluation, which the comparison with the warm-up needs."""
+    workdir = tmp_path / "run"
+    StopAfter.steps = 9
+    assert run_command.run(services.parse(CONFIG), str(workdir)) == cli.PREEMPTED
+    with pytest.raises(ConfigError, match="is at step 9 already, and grpo.steps=0 .* use at least 1"):
+        run_command.run(services.parse({**CONFIG, "grpo": {"steps": 0}}), str(workdir))
+    assert len(consumed) == 9 and json.loads((workdir / "config.json").read_text())["grpo"]["steps"] == 3
+    assert run_command.run(services.parse({**CONFIG, "grpo": {"steps": 1}}), str(workdir)) == 0
+    rows = json.loads((workdir / "evaluation.json").read_text())
+    last = [(row["stage"], row["metric"]) for row in rows if row["step"] == 9 and row["domain"] == "macro"]
+    assert last == [("grpo", "accuracy"), ("grpo", "accuracy_change")]
+    assert len(consumed) == 9  # nothing was trained

@@ -175,6 +175,21 @@ def test_a_profile_of_no_steps_is_refused(config_file, tmp_path, capsys, given):
     assert ended.value.code == 2 and "is not FIRST:LAST" in capsys.readouterr().err
 
 
+def test_a_config_that_does_not_work_leaves_the_workdir_free(config_file, tmp_path, monkeypatch, capsys):
+    """Else the corrected config would be refused, as that of another run."""
+    folder = tmp_path / "run"
+    for wrong in ("--config.mesh.data=3", "--config.tasks.strings/reverse.options.letter=4"):
+        arguments = ["--config", config_file, "--workdir", str(folder), wrong]
+        assert refused(run_command, arguments, monkeypatch, capsys)[0] == 2
+        assert not (folder / "config.json").exists()
+
+
+def test_a_domain_with_too_few_prompts_is_refused(config_file, tmp_path, monkeypatch, capsys):
+    arguments = ["--config", config_file, "--workdir", str(tmp_path / "run"), "--config.evaluation.items=500"]
+    code, message = refused(run_command, arguments, monkeypatch, capsys)
+    assert code == 2 and "strings/reverse: 500 different held-out prompts were asked for" in message
+
+
 # ---- evaluate ----
 
 
