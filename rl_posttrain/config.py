@@ -159,7 +159,7 @@ def _str(value: Any) -> str:
     return value
 
 
-def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
+def apply_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Sets dotted keys ("update.learning_rate" -> "3e-5") in a copy of a nested mapping.
 
     New keys and sections are allowed here, since a config file leaves out what keeps its default; `build` judges

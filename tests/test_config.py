@@ -117,7 +117,7 @@ def test_o29_an_optional_int_takes_none_and_numbers(value):
 
 @pytest.mark.parametrize("before", [None, 5])
 def test_o29_an_optional_int_keeps_its_type_after_none(before):
-    values = ml_collections.ConfigDict({"limit": before}, type_safe=False)
+    values: Any = ml_collections.ConfigDict({"limit": before}, type_safe=False)
     values.limit = None
     values.limit = "abc"
     with pytest.raises(ConfigError, match="config.limit='abc': must be of type int"):
@@ -134,7 +134,9 @@ class Sequences:
 @pytest.mark.parametrize("first, second", [((), []), ([], ()), ([], []), ((), ())])
 def test_o29_empty_sequences_in_either_order_freeze_and_round_trip(first, second):
     """`ml_collections.FrozenConfigDict` breaks on the first of these; our frozen form is the dataclass."""
-    values = ml_collections.ConfigDict({"first": first, "second": second, "extra": {"a": second, "b": first}}).lock()
+    values: Any = ml_collections.ConfigDict(
+        {"first": first, "second": second, "extra": {"a": second, "b": first}}
+    ).lock()
     parsed = config.build(Sequences, values)
     assert parsed == Sequences((), (), {"a": [], "b": []})
     assert config.build(Sequences, json.loads(json.dumps(config.to_dict(parsed)))) == parsed

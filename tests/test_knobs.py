@@ -170,7 +170,8 @@ FLOATS = {"loss_weight", "advantages", "behaviour_logprobs", "reference_logprobs
 
 def batch() -> Batch:
     kinds = {f.name: jnp.float32 if f.name in FLOATS else jnp.int32 for f in dataclasses.fields(Batch)}
-    return Batch(**{name: jax.ShapeDtypeStruct((ROWS, LENGTH), kind) for name, kind in kinds.items()})
+    shapes: dict[str, Any] = {name: jax.ShapeDtypeStruct((ROWS, LENGTH), kind) for name, kind in kinds.items()}
+    return Batch(**shapes)
 
 
 def lowered(name: str, with_model: bool = False):
@@ -334,7 +335,7 @@ def without_arithmetic(log: list[Any], mesh: jax.sharding.Mesh) -> dict[str, Any
 
 def described(arrays: Any, named: dict[str, Any]) -> Any:
     """Arguments by value. The model's config is left out: a difference there is no effect yet."""
-    plain = lambda a: np.asarray(jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a)
+    plain = lambda a: np.asarray(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a)
     digest = [(plain(a).shape, hashlib.sha256(plain(a).tobytes()).hexdigest()) for a in arrays]
     return digest, {name: value for name, value in named.items() if name != "model_cfg"}
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +38,7 @@ def get_config():
         checkpoint=dict(every=2),
     )
 """
+DEVICES = "--xla_force_host_platform_device_count"
 COMMANDS = {"run": run_command, "evaluate": evaluate, "sample": sample, "report": report}
 
 
@@ -60,6 +62,7 @@ def refused(command, arguments: list[str], monkeypatch, capsys) -> tuple[int, st
     monkeypatch.setattr(sys, "argv", ["command", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.guarded(command.main)
+    assert isinstance(ended.value.code, int)
     return ended.value.code, capsys.readouterr().err
 
 
@@ -359,3 +362,18 @@ def test_greedy_evaluation_draws_no_second_sample():
 def test_a_checkpoint_error_prints_its_message_alone():
     assert str(CheckpointError(28, "no space left for a checkpoint")) == "no space left for a checkpoint"
     assert issubclass(ConfigError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("--a=1", "--a=1"),  # one device keeps XLA's own choice
+        (f"{DEVICES}=8", f"{DEVICES}=8 --{cli.SCHEDULER}=false"),
+        (f"{DEVICES}=8 --{cli.SCHEDULER}=true", f"{DEVICES}=8 --{cli.SCHEDULER}=true"),
+    ],
+)
+def test_several_cpu_devices_run_their_collectives_in_one_order(monkeypatch, flags, expected):
+    """A program from the compilation cache would hang otherwise, and XLA ends the process after 40 s."""
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    cli.use_compilation_cache()
+    assert os.environ["XLA_FLAGS"] == expected
