@@ -231,7 +231,7 @@ def test_the_unbroken_run_learns_from_differing_rewards(unbroken):
     assert sum(state.counters.values()) == 3 * 10 + 4 * 4
 
 
-def test_killed_amid_an_update_and_a_save_interrupted_and_extended(files, unbroken, tmp_path):
+def test_killed_amid_an_update_then_interrupted_then_extended(files, unbroken, tmp_path):
     workdir = tmp_path / "run"
     shorter = "--config.grpo.steps=3"
     # Half of step 6's optimizer steps are done and step 5 is logged. The last checkpoint is of step 4, or of step 2
@@ -241,8 +241,16 @@ def test_killed_amid_an_update_and_a_save_interrupted_and_extended(files, unbrok
     resumed = run(files, workdir, shorter, fault=Fault("SIGTERM", GENERATE, "after", 1))
     assert re.search("from step [24] of 6", resumed.stdout)
     assert re.search("interrupted at step [45] of 6: saved; the same command resumes", resumed.stdout)
-    run(files, workdir, shorter, fault=Fault("SIGKILL", SAVE, "amid", 1))
-    assert re.search("from step [45] of 6", run(files, workdir, shorter).stdout)
+    assert re.search("from step [45] of 7", run(files, workdir).stdout)
+    assert_equal_runs(workdir, unbroken)
+
+
+@pytest.mark.slow
+def test_killed_amid_a_save_and_extended_once_finished(files, unbroken, tmp_path):
+    workdir = tmp_path / "run"
+    shorter = "--config.grpo.steps=3"
+    run(files, workdir, shorter, fault=Fault("SIGKILL", SAVE, "amid", 2))
+    run(files, workdir, shorter)
     assert "from step 6 of 7" in run(files, workdir).stdout
     assert_equal_runs(workdir, unbroken)
 
