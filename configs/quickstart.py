@@ -3,7 +3,8 @@
     python -m experiments.run --config configs/quickstart.py --workdir runs/quickstart
 
 A character model of 1.05 M parameters. The warm-up stops early, where the policy is right now and then; GRPO takes it
-from there. Nine domains: own string puzzles, reasoning-gym in its confined worker, and programs run in the sandbox. Three seeds: docs/results/quickstart/README.md.
+from there. Nine domains: own string puzzles, reasoning-gym in its confined worker, and programs run in the
+sandbox. What to expect: docs/results/quickstart/README.md, with three seeds.
 """
 
 from ml_collections import ConfigDict
