@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import machine, publish
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "quickstart"
@@ -186,7 +186,7 @@ def main() -> None:
         "seconds_max": max(found["cost"]["seconds"] for found in runs.values()),
         "peak_mib": peak_mib(runs),
     }
-    print(json.dumps({"benchmark": "quickstart", "machine": machine(), "figures": figures}))
+    publish("quickstart", machine(), figures)
 
 
 if __name__ == "__main__":
