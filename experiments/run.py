@@ -59,7 +59,9 @@ def run(config, workdir: str, profile: tuple[int, int] | None = None) -> int:
     started = time.time()
     cli.use_compilation_cache()
     with Interrupts() as interrupts, Compilations() as compilations:
-        lifecycle.check_workdir(config, workdir)
+        notice = lifecycle.check_workdir(config, workdir)
+        if notice:
+            print(notice)
         with services.build(config, workdir) as built:
             state = lifecycle.resume(built)
             resumed = state is not None

@@ -30,21 +30,30 @@ GLANCE = ("loss/total", "reward/mean", "completion/length_mean", "evaluation/mac
 EXTENDABLE = ("grpo.steps",)  # keys that a resumed run may change: more steps on a finished run
 
 
-def check_workdir(config: Config, workdir: str) -> None:
+def check_workdir(config: Config, workdir: str) -> str:
     """Checks that the run in `workdir`, if there is one, has this config.
+
+    Returns:
+      What people should know about going on with it; empty when there is nothing to say.
 
     Raises:
       ConfigError: it has another; names every differing key.
     """
     path = filesystem.join(workdir, "config.json")
     if not filesystem.exists(path):
-        return
+        return ""
     theirs = config_lib.flatten(json.loads(filesystem.read(path)))
     ours = config_lib.flatten(config_lib.to_dict(config))
     differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key) and key not in EXTENDABLE]
     if differing:
         listed = "; ".join(f"{key}: {theirs.get(key)!r} there, {ours.get(key)!r} here" for key in differing)
         raise ConfigError(f"{workdir} holds a run with another config ({listed}): use another --workdir")
+    if ours["grpo.steps"] != theirs["grpo.steps"] and config.update.schedule != "constant":
+        return (
+            f"grpo.steps was {theirs['grpo.steps']}, now {ours['grpo.steps']}: the {config.update.schedule} schedule is "
+            "stretched from here on, so this run will differ from one with that many steps from the start"
+        )
+    return ""
 
 
 def write_config(services: Services) -> None:

@@ -55,7 +55,7 @@ class MetricsWriter:
         """Writes one step.
 
         Args:
-          step: optimizer steps taken in the whole run; it does not start again with a new stage.
+          step: loop steps done in the whole run; it does not start again with a new stage.
           stage: "sft", "grpo", ...
           scalars: slash-named numbers. NaN and infinity become null in metrics.jsonl, where a field
             `nonfinite` then says which: `{"loss/total": null, "nonfinite": {"loss/total": "nan"}}`.

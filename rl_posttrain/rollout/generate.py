@@ -71,12 +71,10 @@ def decode_groups(
       token included) and ended bool [R, W] (an end token was drawn).
     """
     rows = prompts.shape[0]
-    live = lengths > 0
     prefix_lengths = jnp.maximum(lengths - 1, 0)
     prefix = prefill(params, model_cfg, constrain(prompts[:, :-1], "batch", None), prefix_lengths)
     last = jnp.take_along_axis(prompts, prefix_lengths[:, None], 1)
-    task_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, task_hashes)
-    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(task_keys, samples)
+    keys = _sample_keys(key, task_hashes, samples)
     layers = unstack_layers(params, model_cfg)
     ends = jnp.asarray(end_ids, jnp.int32)
 
@@ -91,18 +89,15 @@ def decode_groups(
         z = logits(params, model_cfg, final_norm(params, model_cfg, x)).reshape(rows, width, -1)
         uniform = jax.vmap(jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, slot))))(keys)
         drawn, logprob = sample(uniform, z, sampling)
-        write = lambda array, value: lax.dynamic_update_slice(
-            array, jnp.where(done, 0, value)[..., None], (0, 0, slot)
-        )
-        counts = counts + ~done
+        write = lambda to, value: lax.dynamic_update_slice(to, jnp.where(done, 0, value)[..., None], (0, 0, slot))
         ended = done | (drawn[..., None] == ends).any(-1)
-        return slot + 1, drawn, ended, write(tokens, drawn), write(logprobs, logprob), counts, suffix
+        return slot + 1, drawn, ended, write(tokens, drawn), write(logprobs, logprob), counts + ~done, suffix
 
     shape = (rows, width, max_tokens)
     carry = (
         jnp.int32(0),
         jnp.broadcast_to(last, (rows, width)),
-        jnp.broadcast_to(~live[:, None], (rows, width)),
+        jnp.broadcast_to(lengths[:, None] == 0, (rows, width)),
         jnp.zeros(shape, jnp.int32),
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((rows, width), jnp.int32),
@@ -110,6 +105,12 @@ def decode_groups(
     )
     _, _, done, tokens, logprobs, counts, _ = lax.while_loop(unfinished, step, carry)
     return tokens, logprobs, counts, done
+
+
+def _sample_keys(key: jax.Array, task_hashes: jax.Array, samples: jax.Array) -> jax.Array:
+    """[R, W] keys: that of a task and a sample, whatever stands beside them."""
+    task_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, task_hashes)
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(task_keys, samples)
 
 
 def generate(

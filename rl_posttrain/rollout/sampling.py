@@ -32,9 +32,7 @@ class Sampling:
     def check_for_training(self) -> None:
         """Raises ValueError for settings under which behaviour logprobs would not match the trainer's."""
         if self.temperature == 0:
-            raise ValueError(
-                "temperature=0 in training: every sample of a group would be the same; use e.g. 1.0"
-            )
+            raise ValueError("temperature=0 in training: every sample of a group would be the same; use e.g. 1.0")
         if self.top_k or self.top_p < 1:
             raise ValueError(
                 f"top_k={self.top_k}, top_p={self.top_p} in training would bias the ratio; use them in evaluation only"

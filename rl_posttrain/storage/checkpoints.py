@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class CheckpointConfig:
     """How often to save, and what to keep."""
 
-    every: int = 100  # optimizer steps between checkpoints
+    every: int = 100  # loop steps between checkpoints
     keep: int = 2  # the latest ones; 2 leaves one to fall back to when the last is damaged
     keep_best: bool = True  # also the one with the highest held-out macro accuracy
     directory: str | None = None  # URL; None is `checkpoints` in the workdir
@@ -75,7 +75,7 @@ class Checkpoints:
         that the restored run does not continue: the damaged ones, and those later than the restored step.
 
         Args:
-          step: optimizer steps taken.
+          step: loop steps done.
           params: pytree of arrays.
           state: pytree of arrays, PRNG keys (`jax.random.key`) included.
           cursor: JSON data.

@@ -22,7 +22,7 @@ from rl_posttrain.types import Rollout, Verdict
 
 SCHEMA = pa.schema(
     [
-        ("step", pa.int64()),  # optimizer steps taken before this completion was used
+        ("step", pa.int64()),  # loop step (over both stages) that sampled and used this completion
         ("task", pa.string()),  # Task.id
         ("domain", pa.string()),
         ("index", pa.int64()),
