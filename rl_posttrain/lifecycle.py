@@ -50,8 +50,8 @@ def check_workdir(config: Config, workdir: str) -> str:
         raise ConfigError(f"{workdir} holds a run with another config ({listed}): use another --workdir")
     if ours["grpo.steps"] != theirs["grpo.steps"] and config.update.schedule != "constant":
         return (
-            f"grpo.steps was {theirs['grpo.steps']}, now {ours['grpo.steps']}: the {config.update.schedule} schedule is "
-            "stretched from here on, so this run will differ from one with that many steps from the start"
+            f"grpo.steps was {theirs['grpo.steps']}, now {ours['grpo.steps']}: the {config.update.schedule} schedule "
+            "is stretched from here on, so this run will differ from one with that many steps from the start"
         )
     return ""
 

@@ -19,9 +19,7 @@ class Task:
     index: int
     prompt: str  # what the policy is asked
     demonstration: str | None = None  # a worked example's completion, for supervised warm-up
-    reference: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what the verifier needs; never shown to the policy
+    reference: Mapping[str, Any] = field(default_factory=dict)  # what the verifier needs; never shown to the policy
 
     @property
     def id(self) -> str:

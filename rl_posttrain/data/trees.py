@@ -11,9 +11,7 @@ from rl_posttrain.data.tokenizer import Tokenizer
 from rl_posttrain.types import Rollout, Task
 
 
-def from_groups(
-    groups: Sequence[Sequence[Rollout]], weights: np.ndarray, advantages: np.ndarray
-) -> list[Tree]:
+def from_groups(groups: Sequence[Sequence[Rollout]], weights: np.ndarray, advantages: np.ndarray) -> list[Tree]:
     """One tree per group: the prompt once, each completion a child.
 
     Args:

@@ -28,9 +28,7 @@ def rollout_metrics(
         "group/zero_signal_fraction": float(np.mean([value == 0 for value in spread])),
         "completion/length_mean": float(lengths.mean()),
         "completion/length_max": float(lengths.max()),
-        "completion/truncated_fraction": float(
-            np.mean([rollout.finish_reason == "length" for rollout in rollouts])
-        ),
+        "completion/truncated_fraction": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
     }
     for status in ("pass", "wrong", "error", "timeout", "malformed", "infra_error"):
         metrics[f"verdict/{status}_fraction"] = statuses.count(status) / len(statuses)
