@@ -1,4 +1,4 @@
-"""Programs by example: the prompt shows inputs and outputs, the completion is a Python expression in `x`.
+"""Small programs: the prompt shows inputs and outputs, or says what to do; the completion is a Python expression in `x`.
 
 The expression becomes the body of a function that runs in the sandbox on inputs that the prompt does not
 show. The outputs expected of them stay outside; every one must be right. Any program that computes the
@@ -69,6 +69,23 @@ class Slices:
                 f"letters={self.letters}: must be between max_length={self.max_length} and 26, since the "
                 "letters of a word differ"
             )
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """min_steps..max_steps operations, done to x one after another, each with a number in 2..max_number."""
+
+    min_steps: int = 2
+    max_steps: int = 3
+    max_number: int = 9
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_steps <= self.max_steps <= 8:
+            raise ValueError(
+                f"min_steps={self.min_steps}, max_steps={self.max_steps}: must satisfy 1 <= min_steps <= max_steps <= 8"
+            )
+        if not 3 <= self.max_number <= 999:
+            raise ValueError(f"max_number={self.max_number}: must be in 3..999")
 
 
 def _linear(options: Linear, rng: Random) -> Item:
@@ -157,7 +174,27 @@ def _slices(options: Slices, rng: Random) -> Item:
     return Item(prompt, "+".join(program), {"calls": hidden})
 
 
+def _arithmetic(options: Arithmetic, rng: Random) -> Item:
+    names = rng.choices(("add", "sub", "mul"), k=rng.randint(options.min_steps, options.max_steps))
+    steps = [(name, rng.randint(2, options.max_number)) for name in names]
+    text, is_sum = "x", False
+    for name, number in steps:
+        if name == "mul":
+            text, is_sum = f"({text})*{number}" if is_sum else f"{text}*{number}", False
+        else:
+            text, is_sum = f"{text}{'+' if name == 'add' else '-'}{number}", True
+    calls = [[x, _apply(steps, x)] for x in rng.sample(range(-20, 21), HIDDEN)]
+    return Item(" ".join(["do", *(f"{name} {number}" for name, number in steps)]), text, {"calls": calls})
+
+
+def _apply(steps: Sequence[tuple[str, int]], x: int) -> int:
+    for name, number in steps:
+        x = x * number if name == "mul" else x + number if name == "add" else x - number
+    return x
+
+
 _DOMAINS: dict[str, tuple[type, Callable[[Any, Random], Item]]] = {
+    "arithmetic": (Arithmetic, _arithmetic),
     "linear": (Linear, _linear),
     "slices": (Slices, _slices),
 }

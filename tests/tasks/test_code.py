@@ -1,5 +1,7 @@
-"""Programs by example, judged by the real sandbox where it matters."""
+"""Small programs, judged by the real sandbox where it matters."""
 
+import random
+import re
 import shutil
 from collections import Counter
 
@@ -8,11 +10,12 @@ import pytest
 from rl_posttrain.config import ConfigError
 from rl_posttrain.rewards.verifiers import tools
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
-from rl_posttrain.tasks import Tools, heldout, load
+from rl_posttrain.tasks import Tools, code, heldout, load
 from rl_posttrain.tasks.code import _PARTS, _programs, _run
 from rl_posttrain.types import Task, Verdict
 
-NAMES = ["code/linear", "code/slices"]
+BY_EXAMPLE = ["code/linear", "code/slices"]
+NAMES = [*BY_EXAMPLE, "code/arithmetic"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def test_demonstrations_pass_in_the_sandbox(name, sandboxed):
     assert {verdict.tests for verdict in verdicts} == {(True,) * 8}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_EXAMPLE)
 def test_demonstrations_agree_with_what_is_shown(name):
     for task in load(name, {}, TRUSTING).make(0, "train", range(200)):
         f = eval(f"lambda x: {task.demonstration}")
@@ -61,7 +64,7 @@ def test_demonstrations_agree_with_what_is_shown(name):
             assert str(f(int(given) if name == "code/linear" else given)) == result
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_EXAMPLE)
 def test_hidden_inputs_are_not_the_shown_ones(name):
     for task in load(name, {}, TRUSTING).make(0, "train", range(200)):
         hidden = [str(x) for x, _ in task.reference["calls"]]
@@ -196,6 +199,19 @@ def test_the_examples_determine_the_function():
         assert len(fitting) == 1 and [f(w) for w in words] == [_run(fitting[0], w) for w in words]
 
 
+def test_arithmetic_says_what_the_program_does():
+    item = code._arithmetic(code.Arithmetic(), random.Random(3))
+    for prompt, program in [("do add 3 mul 4 sub 5", "(x+3)*4-5"), ("do mul 2 mul 3", "x*2*3")]:
+        steps = [(name, int(number)) for name, number in re.findall(r"(\w+) (\d+)", prompt.removeprefix("do "))]
+        assert [code._apply(steps, x) for x in (-3, 0, 7)] == [eval(program) for x in (-3, 0, 7)]
+    assert item.prompt.startswith("do ") and len(item.reference["calls"]) == 8
+    tasks = load("code/arithmetic", {"min_steps": 1, "max_steps": 2, "max_number": 3}, TRUSTING).make(
+        0, "train", range(99)
+    )
+    assert {len(task.prompt.split(" ")) for task in tasks} == {3, 5}
+    assert {number for task in tasks for number in re.findall(r"\d+", task.prompt)} == {"2", "3"}
+
+
 def test_every_option_has_its_effect():
     def make(name, **options):
         return load(f"code/{name}", options, TRUSTING).make(0, "train", range(300))
@@ -224,6 +240,9 @@ def test_every_option_has_its_effect():
         ("slices", {"min_length": 2}),
         ("slices", {"min_length": 4, "max_length": 4}),
         ("slices", {"letters": 5}),
+        ("arithmetic", {"min_steps": 4}),
+        ("arithmetic", {"max_steps": 9}),
+        ("arithmetic", {"max_number": 2}),
     ],
 )
 def test_ranges(name, options):
