@@ -1,4 +1,4 @@
-"""Small programs: the prompt shows inputs and outputs, or says what to do; the completion is a Python expression in `x`.
+"""Small programs, by example or to instruction: the completion is a Python expression in `x`.
 
 The expression becomes the body of a function that runs in the sandbox on inputs that the prompt does not
 show. The outputs expected of them stay outside; every one must be right. Any program that computes the
@@ -77,7 +77,7 @@ class Arithmetic:
 
     min_steps: int = 2
     max_steps: int = 3
-    max_number: int = 9
+    max_number: int = 99
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_steps <= self.max_steps <= 8:

@@ -10,8 +10,8 @@ import pytest
 from rl_posttrain.config import ConfigError
 from rl_posttrain.rewards.verifiers import tools
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
-from rl_posttrain.tasks import Tools, code, heldout, load
-from rl_posttrain.tasks.code import _PARTS, _programs, _run
+from rl_posttrain.tasks import Tools, heldout, load
+from rl_posttrain.tasks.code import _PARTS, Arithmetic, _apply, _arithmetic, _programs, _run
 from rl_posttrain.types import Task, Verdict
 
 BY_EXAMPLE = ["code/linear", "code/slices"]
@@ -200,10 +200,10 @@ def test_the_examples_determine_the_function():
 
 
 def test_arithmetic_says_what_the_program_does():
-    item = code._arithmetic(code.Arithmetic(), random.Random(3))
+    item = _arithmetic(Arithmetic(), random.Random(3))
     for prompt, program in [("do add 3 mul 4 sub 5", "(x+3)*4-5"), ("do mul 2 mul 3", "x*2*3")]:
         steps = [(name, int(number)) for name, number in re.findall(r"(\w+) (\d+)", prompt.removeprefix("do "))]
-        assert [code._apply(steps, x) for x in (-3, 0, 7)] == [eval(program) for x in (-3, 0, 7)]
+        assert [_apply(steps, x) for x in (-3, 0, 7)] == [eval(program) for x in (-3, 0, 7)]
     assert item.prompt.startswith("do ") and len(item.reference["calls"]) == 8
     tasks = load("code/arithmetic", {"min_steps": 1, "max_steps": 2, "max_number": 3}, TRUSTING).make(
         0, "train", range(99)
