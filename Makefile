@@ -8,6 +8,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := $(VENV)/bin
 WORKDIR ?= runs/quickstart
+# Test processes; whole files go to one.
+JOBS ?= 2
 
 .PHONY: quickstart test test-all lint setup setup-test bubblewrap clean
 
@@ -15,10 +17,10 @@ quickstart: setup
 	$(BIN)/python -m experiments.run --config configs/quickstart.py --workdir $(WORKDIR)
 
 test: setup-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-all: setup-test
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not gpu"
 
 lint: setup-test
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda13": ["jax[cuda13]"],
-        "test": ["pytest", "beartype", "hypothesis", "ruff==0.17.6", "pyright==1.1.414", *NOTEBOOK],
+        "test": ["pytest", "pytest-xdist", "beartype", "hypothesis", "ruff==0.17.6", "pyright==1.1.414", *NOTEBOOK],
         "notebook": NOTEBOOK,
         "cluster": ["ray"],
         "peers": ["torch==2.13.0", "transformers", "trl"],
