@@ -10,10 +10,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 CUT = {
-    "sft.steps": 120,
-    "sft.update.warmup_steps": 20,
+    "sft.steps": 180,
     "grpo.steps": 40,
-    "rollout.prompts_per_step": 24,
+    "rollout.prompts_per_step": 40,
     "evaluation.items": 64,
     "evaluation.every": 1000,
     "checkpoint.every": 1000,
