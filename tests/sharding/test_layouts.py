@@ -125,7 +125,9 @@ def test_initial_values_do_not_depend_on_the_layout():
     mesh = make_mesh(MeshConfig(fsdp=2, tensor=4))
     sharded = jax.jit(init, static_argnums=1, out_shardings=shardings(declare(CFG), mesh))
     got = sharded(jax.random.key(0), CFG)
-    jax.tree.map(np.testing.assert_array_equal, got, jax.jit(init, static_argnums=1)(jax.random.key(0), CFG))
+    whole = jax.jit(init, static_argnums=1)(jax.random.key(0), CFG)
+    # The same draws. jax 0.10 gives the same bits; 0.12 vectorises the pieces otherwise and rounds the last digit so.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-7, atol=3e-8), got, whole)
     assert got["layers"]["query"].sharding.shard_shape((2, 16, 8, 4)) == (2, 8, 2, 4)
 
 
