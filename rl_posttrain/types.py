@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 Split = Literal["train", "heldout"]
 FinishReason = Literal["stop", "length"]
+VerdictStatus = Literal["pass", "wrong", "error", "compile_error", "timeout", "malformed", "infra_error"]
+Outcome = Literal["pass", "wrong", "error", "compile_error", "timeout", "malformed", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,10 @@ class Flag:
 class Execution:
     """What one run of a program in the sandbox showed."""
 
-    # "ok": ended by itself with exit code 0; "error": non-zero exit or signal; the limits by name;
-    # "infra_error": the sandbox failed, which says nothing about the program.
-    status: Literal["ok", "error", "time_limit", "memory_limit", "output_limit", "infra_error"]
+    # "ok": ended by itself with exit code 0; "error": non-zero exit or signal; "compile_error": the compiler
+    # refused it, and stderr has its words; the limits by name; "infra_error": the sandbox failed, which says
+    # nothing about the program.
+    status: Literal["ok", "error", "compile_error", "time_limit", "memory_limit", "output_limit", "infra_error"]
     stdout: str = ""
     stderr: str = ""
     truncated: bool = False  # stdout or stderr was cut at the limit
@@ -74,11 +77,16 @@ class Verdict:
     """What a verifier decided, outside the sandbox, about one completion."""
 
     # "infra_error" (the verifier failed) is not a wrong answer: such a sample leaves its group.
-    status: Literal["pass", "wrong", "error", "timeout", "malformed", "infra_error"]
+    status: VerdictStatus
     tests: tuple[bool, ...] = ()  # one per test, in order; empty when there is nothing to count
     detail: str = ""  # for people: what was wrong
     executions: tuple[Execution, ...] = ()
     flags: tuple[Flag, ...] = ()
+    # What became of each test, beside `tests`: "skipped" were not run, because an earlier one ended the run.
+    outcomes: tuple[Outcome, ...] = ()
+    # "outside": decided where the candidate's code cannot reach; "tamper_evident": in its own process, with a
+    # twin of the tests that a right program fails.
+    trust: Literal["outside", "tamper_evident"] = "outside"
 
     @property
     def passed(self) -> bool:
