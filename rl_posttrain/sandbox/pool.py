@@ -1,66 +1,164 @@
-"""Slots for many threads: started lazily, lent one run at a time, recycled, replaced when they fail."""
+"""Slots for many threads: lent one run at a time, recycled, warmed ahead, replaced when they fail."""
 
 from __future__ import annotations
 
-import json
+import collections
+import heapq
+import itertools
 import os
-import socket
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_posttrain.sandbox.bubblewrap import (
-    COPIED_BINARY,
     SandboxUnavailable,
     find_bubblewrap,
-    reachable_copy,
+    find_interpreter,
+    readable_by_sandbox,
+    slot_command,
     unprivileged_user,
 )
+from rl_posttrain.sandbox.launch import LauncherProcess
 from rl_posttrain.sandbox.limits import Limits
-from rl_posttrain.sandbox.seccomp import Profile, build_filter
-from rl_posttrain.sandbox.slot import InfrastructureError, Job, Session, Slot
+from rl_posttrain.sandbox.seccomp import FILTER_NAMES, FilterName, build_filter
+from rl_posttrain.sandbox.slot import Image, InfrastructureError, Job, Session, Slot
+from rl_posttrain.sandbox.statistics import Statistics
 from rl_posttrain.types import Execution
 
-FIRST_USER = 65534  # nobody; slot i runs as this minus i, since the kernel counts some quotas by user
+FIRST_USER = 65534  # nobody; the n-th slot runs as this minus n, since the kernel counts some quotas by user
 USERS = 500
-CLOSE_SECONDS = 15.0
+SOURCES = ("forkserver.py", "harness.py", "codec.py")
+PACKAGES, SHARED = "/packages", "/shared"  # inside a container
+TOOLS = f"{SHARED}/tools"  # pytest and what it needs
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """How many runs at one time, and when their container is replaced. The config section `sandbox`."""
+    """How many runs at one time, and what they find. The config section `sandbox`."""
 
     slots: int = 2  # about the number of processor cores
-    runs_per_slot: int = 1000  # 1: every run in a container of its own, at about ten times the cost
+    # 1000 ("fast"): that many runs before a container is replaced; each has namespaces of its own all the same.
+    # 1 ("safe"): every run in a container of its own, started ahead, at about five times the processor time.
+    runs_per_slot: int = 1000
     limits: Limits = field(default_factory=Limits)  # of runs that do not bring their own
+    pending: int = 1024  # submitted runs that wait for a slot; `submit` waits when there are more
+    interpreter: str | None = None  # the candidates' Python; None: the system's
+    packages: str | None = None  # a folder that they can import from: `pip install --target FOLDER numpy`
+    preload: tuple[str, ...] = ()  # modules from it that are imported once per container, not once per run
 
     def __post_init__(self) -> None:
-        if not 1 <= self.slots <= USERS:
-            raise ValueError(f"slots={self.slots}: must be between 1 and {USERS}")
-        if self.runs_per_slot < 1:
-            raise ValueError(f"runs_per_slot={self.runs_per_slot}: use at least 1")
+        if not 1 <= self.slots <= USERS // 4:
+            raise ValueError(f"slots={self.slots}: must be between 1 and {USERS // 4}")
+        for name in ("runs_per_slot", "pending"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: use at least 1")
+
+
+class Submission(Future):
+    """What `Pool.submit` returns. `cancel` also ends a run in progress; `result` then raises CancelledError."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped = False
+        self.slots: set[Slot] = set()  # in use for it
+        self.lock = threading.Lock()
+
+    def cancel(self) -> bool:
+        """Ends it, before or during its run. False when it is done already."""
+        if super().cancel():
+            return True
+        with self.lock:
+            if self.done():
+                return False
+            self.stopped = True
+            for slot in self.slots:
+                slot.cancel()
+        return True
+
+
+class Place:
+    """One of a pool's `slots` places: the containers that serve one judgement at a time, in turn or together."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._slots: dict[str, Slot] = {}
+
+    def run(self, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
+        """One run in the candidates' container."""
+        return self._run("candidate", job, driver)
+
+    def run_referee(self, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
+        """One run in the container of trusted tests, which no candidate's code ever enters. May be nested in `run`."""
+        return self._run("referee", job, driver)
+
+    def _run(self, kind: str, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
+        slot = self._slots.get(kind)
+        runs = self._pool.config.runs_per_slot if kind == "candidate" else 1000
+        if slot is not None and slot.runs >= runs:
+            self._slots.pop(kind).close()
+            slot = None
+        if slot is None:
+            slot = self._slots[kind] = self._pool.fresh_slot(kind)
+        submission = getattr(_current, "submission", None)
+        started = time.monotonic()
+        try:
+            if submission is not None:
+                with submission.lock:
+                    if submission.stopped:
+                        raise CancelledError
+                    submission.slots.add(slot)
+            return slot.run(job, driver)
+        except BaseException:  # an interrupted run leaves its slot in an unknown state, too
+            self._slots.pop(kind).close()
+            raise
+        finally:
+            if submission is not None:
+                with submission.lock:
+                    submission.slots.discard(slot)
+                    if submission.stopped:
+                        raise CancelledError
+            self._pool.record(time.monotonic() - started)
+            if runs == 1 and self._slots.get(kind) is slot:
+                self._slots.pop(kind).close()
+                self._pool.warm_up()
+
+    def discard(self) -> None:
+        """Closes its containers; the next run starts new ones."""
+        while self._slots:
+            self._slots.popitem()[1].close()
+
+
+_current = threading.local()  # .submission: what this worker thread is working on
 
 
 class Pool:
     """Runs candidate code in `config.slots` containers. A context manager; safe to share between threads.
 
-    The first run starts the launcher and the first slot. No process outlives `close`, nor this process,
+    The first run starts the launcher and the first container. No process outlives `close`, nor this process,
     however it ends. A forked copy of this process must make its own pool.
     """
 
     def __init__(self, config: PoolConfig):
         self.config = config
+        self.artifacts: collections.OrderedDict[str, int] = collections.OrderedDict()  # see `programs.py`
         self._condition = threading.Condition()
-        self._idle: list[tuple[int, Slot | None]] = [(index, None) for index in range(config.slots)]
+        self._places = [Place(self) for _ in range(config.slots)]
+        self._spares: collections.deque[Slot] = collections.deque()  # booting, for the next runs
+        self._queue: list[tuple[int, int, Submission, Callable[[], Any], float]] = []
+        self._sequence = itertools.count()
+        self._workers: list[threading.Thread] = []
         self._closed = False
         self._works = False  # a slot has started, so that a later failure to start is a fault of the moment
         self._owner = os.getpid()
         self._launcher: LauncherProcess | None = None
-        self._filters: dict[Profile, bytes] = {}
+        self._filters: dict[FilterName, bytes] = {}
+        self._statistics = Statistics()
 
     def __enter__(self) -> Pool:
         return self
@@ -68,65 +166,118 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # ---- running ----
+
     def run(self, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
-        """One run on the next free slot; after a failure of the sandbox once more, on a fresh one.
+        """One run on the next free place; after a failure of the sandbox once more, in a fresh container.
 
         Raises:
-          SandboxUnavailable: no slot has ever started: this machine cannot run candidate code.
+          SandboxUnavailable: no container has ever started: this machine cannot run candidate code.
           InfrastructureError: the second attempt failed too.
         """
-        try:
-            return self._attempt(job, driver)
-        except InfrastructureError:
-            return self._attempt(job, driver, fresh=True)
+        return self.use(lambda place: place.run(job, driver))
 
-    def _attempt(self, job: Job, driver: Callable[[Session], Any], fresh: bool = False) -> tuple[Execution, Any]:
-        index, slot = self._take()
+    def use(self, function: Callable[[Place], Result]) -> Result:
+        """Calls `function` with a free place; after a failure of the sandbox once more, with fresh containers."""
+        place = self._take()
         try:
-            if slot is not None and (fresh or slot.runs >= self.config.runs_per_slot):
-                slot.close()
-                slot = None
-            if slot is None:
-                slot = self._start_slot(index)
-            return slot.run(job, driver)
-        except BaseException:  # an interrupted run leaves its slot in an unknown state, too
-            if slot is not None:
-                slot.close()
-                slot = None
+            try:
+                return function(place)
+            except InfrastructureError:
+                self._statistics.add("retries")
+                place.discard()
+                return function(place)
+        except InfrastructureError:
+            self._statistics.add("infra_errors")
             raise
         finally:
-            self._give_back(index, slot)
+            with self._condition:
+                self._places.append(place)
+                self._condition.notify_all()
 
-    def _take(self) -> tuple[int, Slot | None]:
+    def submit(self, function: Callable[[], Result], *, priority: int = 0) -> Submission:
+        """Calls `function` on one of `slots` worker threads; lower priorities first, then in order of submission.
+
+        Waits while `config.pending` others wait.
+        """
+        with self._condition:
+            while len(self._queue) >= self.config.pending and not self._closed:
+                self._condition.wait()
+            self._refuse_closed()
+            submission = Submission()
+            heapq.heappush(
+                self._queue, (priority, next(self._sequence), submission, function, time.monotonic())
+            )
+            if len(self._workers) < self.config.slots:
+                self._workers.append(threading.Thread(target=self._work, name="sandbox", daemon=True))
+                self._workers[-1].start()
+            self._condition.notify_all()
+        return submission
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                while not self._queue and not self._closed:
+                    self._condition.wait()
+                if not self._queue:
+                    return
+                _, _, submission, function, submitted = heapq.heappop(self._queue)
+                self._condition.notify_all()
+            if not submission.set_running_or_notify_cancel():
+                continue
+            self._statistics.waited(time.monotonic() - submitted)
+            _current.submission = submission
+            try:
+                result = function()
+            except BaseException as error:
+                submission.set_exception(error)
+            else:
+                submission.set_result(result)
+
+    def statistics(self) -> dict[str, float]:
+        """What happened since the last call: counts, runs per second, queue and run times in seconds."""
+        with self._condition:
+            pending = len(self._queue)
+        return {**self._statistics.take(), "pending": pending}
+
+    def record(self, seconds: float) -> None:
+        """Counts a run (for `Place`)."""
+        self._statistics.ran(seconds)
+
+    def _take(self) -> Place:
         if os.getpid() != self._owner:
             raise RuntimeError("this Pool belongs to the process that made it; make a new one after fork")
         with self._condition:
-            while not self._idle and not self._closed:
+            while not self._places and not self._closed:
                 self._condition.wait()
-            if self._closed:
-                raise RuntimeError("this Pool is closed")
-            return self._idle.pop()
+            self._refuse_closed()
+            return self._places.pop()  # the last used is warm
 
-    def _give_back(self, index: int, slot: Slot | None) -> None:
-        with self._condition:
-            if slot is None:
-                self._idle.insert(0, (index, None))  # warm slots first
-            else:
-                self._idle.append((index, slot))
-            self._condition.notify_all()
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("this Pool is closed")
 
-    def _start_slot(self, index: int) -> Slot:
+    # ---- containers ----
+
+    def fresh_slot(self, kind: str) -> Slot:
+        """A container that serves; one that was started ahead, where there is one (for `Place`).
+
+        Raises:
+          SandboxUnavailable, InfrastructureError: it does not start; the second when others did before.
+        """
         try:
-            with self._condition:
-                if not self._filters:
-                    self._filters = {"single": build_filter("single"), "multi": build_filter("multi")}
-                if self._launcher is not None and self._launcher.ended():
-                    self._launcher.close()
-                    self._launcher = None
-                if self._launcher is None:
-                    self._launcher = LauncherProcess(find_bubblewrap())
-                launcher = self._launcher
-            slot = Slot(launcher, self._filters, unprivileged_user(FIRST_USER - index))
+            slot = None
+            if kind == "candidate":
+                self._require_launcher()
+                with self._condition:
+                    slot = self._spares.popleft() if self._spares else None
+            if slot is None:
+                slot = self._start_slot(kind)
+            try:
+                slot.wait_ready()
+            except BaseException:
+                slot.close()
+                raise
         except SandboxUnavailable as error:
             if not self._works:
                 raise
@@ -134,84 +285,80 @@ class Pool:
         self._works = True
         return slot
 
+    def warm_up(self) -> None:
+        """Starts containers for the next runs, without waiting for them (for `Place`, in safe mode)."""
+        while len(self._spares) < self.config.slots and not self._closed:
+            slot = self._start_slot("candidate")
+            with self._condition:
+                self._spares.append(slot)
+
+    def _start_slot(self, kind: str) -> Slot:
+        launcher = self._require_launcher()
+        user = unprivileged_user(FIRST_USER - self._statistics.add("containers") % USERS)
+        return Slot(launcher, self._image(launcher, kind), user, launcher.group())
+
+    def _image(self, launcher: LauncherProcess, kind: str) -> Image:
+        interpreter, binds = find_interpreter(self.config.interpreter)
+        binds = [*binds, "--ro-bind", str(launcher.shared), SHARED]
+        paths, preload = [TOOLS], ("referee",)
+        if kind == "candidate":
+            paths, preload = [], self.config.preload
+            if self.config.packages is not None:
+                if not readable_by_sandbox(self.config.packages):
+                    raise SandboxUnavailable(
+                        f"sandbox.packages={self.config.packages!r} does not exist or cannot be read by the "
+                        "unprivileged user that candidates run as: `pip install --target` into a public folder"
+                    )
+                binds += ["--ro-bind", os.path.realpath(self.config.packages), PACKAGES]
+                paths = [PACKAGES]
+        argv = slot_command(launcher.bubblewrap, interpreter, binds, SOURCES)
+        return Image(argv, SOURCES, self._filters, tuple(paths), tuple(preload))
+
+    def _require_launcher(self) -> LauncherProcess:
+        with self._condition:
+            if not self._filters:
+                self._filters = {name: build_filter(name) for name in FILTER_NAMES}
+            if self._launcher is not None and self._launcher.ended():
+                while self._spares:  # they ended with it
+                    self._spares.popleft().close()
+                self._launcher.close()
+                self._launcher = None
+            if self._launcher is None:
+                self._launcher = LauncherProcess(find_bubblewrap())
+            return self._launcher
+
+    def shared(self, name: str, build: Callable[[Path], None]) -> None:
+        """Makes SHARED/`name` in the containers, once: `build` fills its folder with what every candidate may read."""
+        launcher = self._require_launcher()
+        with launcher.building:
+            folder = launcher.shared / name
+            if not folder.exists():
+                partial = launcher.shared / f".{name}"
+                partial.mkdir()
+                build(partial)
+                partial.rename(folder)
+
     def close(self) -> None:
-        """Waits for runs in progress, then ends every process of the pool. Calling it again does nothing."""
+        """Drops what waits, waits for runs in progress, then ends every process. Calling it again does nothing."""
         if os.getpid() != self._owner:
             return
         with self._condition:
             if self._closed:
                 return
             self._closed = True
+            for _, _, submission, _, _ in self._queue:
+                submission.cancel()
+            self._queue.clear()
             self._condition.notify_all()
-            while len(self._idle) < self.config.slots:
+            while len(self._places) < self.config.slots:
                 self._condition.wait()
-            slots = [slot for _, slot in self._idle if slot is not None]
-        for slot in slots:
-            slot.close()
+        for worker in self._workers:
+            worker.join()
+        for place in self._places:
+            place.discard()
+        while self._spares:
+            self._spares.popleft().close()
+        while self.artifacts:
+            os.close(self.artifacts.popitem()[1])
         if self._launcher is not None:
             self._launcher.close()
-
-
-class LauncherProcess:
-    """The trainer's end of `launcher.py`."""
-
-    def __init__(self, bubblewrap: str) -> None:
-        folder = reachable_copy(bubblewrap)
-        self.bubblewrap = bubblewrap if folder is None else f"{folder}/{COPIED_BINARY}"
-        self._lock = threading.Lock()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        script = str(Path(__file__).parent / "launcher.py")
-        number = theirs.fileno()
-        command = [sys.executable, "-I", "-S", script, str(number), str(os.getpid())]
-        # No preexec_fn and no change of user: Python then starts it with vfork, whatever this process's size.
-        self._process = subprocess.Popen(
-            command if folder is None else [*command, folder],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(number,),
-            start_new_session=True,  # Ctrl-C is for the trainer, which then closes the pool
-        )
-        theirs.close()
-
-    def start(self, argv: list[str], environment: dict, user: int | None, files: list[int]) -> int:
-        """Starts a container; its pid. `files`: its stderr, then what argv calls "{0}", "{1}", ...
-
-        Raises:
-          SandboxUnavailable: the program cannot be executed.
-          InfrastructureError: the launcher is gone.
-        """
-        message = {"argv": argv, "environment": environment, "user": user}
-        with self._lock:
-            try:
-                socket.send_fds(self._control, [json.dumps(message).encode()], files)
-                data = self._control.recv(1 << 16)
-            except OSError as error:
-                raise InfrastructureError(f"the launcher ended: {error!r}") from error
-        if not data:
-            raise InfrastructureError("the launcher ended")
-        answer = json.loads(data)
-        if "error" in answer:
-            raise SandboxUnavailable(
-                f"bubblewrap cannot be started: {answer['error']}. It runs as an unprivileged user, who "
-                "has to be able to reach it: `apt-get install bubblewrap`"
-            )
-        return answer["pid"]
-
-    def kill(self, pid: int) -> None:
-        with self._lock:
-            try:
-                self._control.send(json.dumps({"kill": pid}).encode())
-            except OSError:  # the launcher is gone, and its containers with it
-                return
-
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        with self._lock:
-            self._control.close()
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()

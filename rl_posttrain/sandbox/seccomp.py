@@ -13,8 +13,11 @@ from typing import Literal
 from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
 
 # "single": one process, with threads. Its memory limit is a hard bound without control groups.
-# "multi": may also fork and execute programs; the memory limit then holds for each process.
+# "multi": may also fork and execute programs; memory is then bounded by a control group or a watchdog.
 Profile = Literal["single", "multi"]
+# "command": "single" for a program that still has to be executed.
+FilterName = Literal["single", "command", "multi"]
+FILTER_NAMES: tuple[FilterName, ...] = ("single", "command", "multi")
 
 DENIED = """
 mount umount2 pivot_root chroot setns unshare open_tree move_mount fsopen fsconfig fsmount fspick
@@ -29,7 +32,7 @@ uselib ustat sysfs vhangup nfsservctl settimeofday clock_settime adjtimex clock_
 setdomainname mknod mknodat setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid
 setfsgid capset socket bind connect listen accept accept4 execveat landlock_create_ruleset
 landlock_add_rule landlock_restrict_self """.split()
-DENIED_SINGLE = "fork vfork execve rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal pidfd_open".split()
+DENIED_SINGLE = "fork vfork rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal pidfd_open".split()
 # Newer than the libraries in use, by number (the same on every architecture): statmount, listmount,
 # lsm_get_self_attr, lsm_set_self_attr, lsm_list_modules, open_tree_attr.
 DENIED_NUMBERS = (457, 458, 459, 460, 461, 467)
@@ -41,7 +44,7 @@ CLONE_NAMESPACES = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x2000
 TERMINAL_REQUESTS = (0x5412, 0x541C)
 
 
-def build_filter(profile: Profile) -> bytes:
+def build_filter(filter_name: FilterName) -> bytes:
     """The filter as the kernel's array of 8-byte instructions.
 
     Raises:
@@ -59,14 +62,15 @@ def build_filter(profile: Profile) -> bytes:
     def masked(argument: int, mask: int, value: int):
         return pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, mask, value)
 
-    for name in DENIED + (DENIED_SINGLE if profile == "single" else []):
+    denied = DENIED + ([] if filter_name == "multi" else DENIED_SINGLE) + (["execve"] if filter_name == "single" else [])
+    for name in denied:
         # A call that this libseccomp or this architecture does not know cannot be named, hence not denied.
         if _known(pyseccomp, name):
             rules.add_rule(refuse, name)
     for number in DENIED_NUMBERS:
         rules.add_rule(refuse, number)
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")
-    if profile == "single":
+    if filter_name != "multi":
         rules.add_rule(refuse, "clone", masked(0, CLONE_THREAD, 0))
     for flag in CLONE_NAMESPACES:
         rules.add_rule(refuse, "clone", masked(0, flag, flag))

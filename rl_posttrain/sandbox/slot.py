@@ -9,23 +9,28 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rl_posttrain.sandbox.bubblewrap import SANDBOX_ENVIRONMENT, SandboxUnavailable, explain, slot_command
+from rl_posttrain.sandbox import processes
+from rl_posttrain.sandbox.bubblewrap import SANDBOX_ENVIRONMENT, SandboxUnavailable, explain
 from rl_posttrain.sandbox.limits import Limits
-from rl_posttrain.sandbox.seccomp import Profile
+from rl_posttrain.sandbox.seccomp import FilterName, Profile
 from rl_posttrain.types import Execution, Flag
 
-SOURCES = ("forkserver.py", "harness.py", "codec.py")
 START_SECONDS = 30.0
 LINGER_SECONDS = 1.0  # from the last answer to the end of the process
 KILL_SECONDS = 10.0  # from a kill to the end of the run; beyond it the slot is broken
+WATCH_SECONDS = 0.05  # between looks at the memory of runs that no rlimit bounds as a whole
+STARVED_FACTOR = 10  # a wall limit is never stretched further than this
 CHUNK = 1 << 16
-STATUS_BYTES = 4096
 ERROR_SIGNALS = (6, 7, 11)  # what a failed allocation in C ends with: SIGABRT, SIGBUS, SIGSEGV
+INFINITY = -1  # of an rlimit
+PERMANENT = 3  # a slot's processes that are there between runs, or are a run's pid 1: the first in its tree
+
+Mode = Literal["calls", "objects", "program", "suite", "referee", "command"]
 
 
 class InfrastructureError(RuntimeError):
@@ -39,76 +44,144 @@ class RunEnded(Exception):
 class Launcher(Protocol):
     """Starts and kills containers; see `launcher.py`."""
 
-    bubblewrap: str  # the program's path
-
-    def start(self, argv: list[str], environment: dict, user: int | None, files: list[int]) -> int: ...
+    def start(self, argv: list[str], environment: dict, user: int | None, files: list[int], group: list) -> int: ...
 
     def kill(self, pid: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run. The candidate's code goes to the run itself, as the first question."""
+    """What to run. In all modes but "command" the code goes to the run itself, as the first question."""
 
-    mode: Literal["calls", "program"]
+    mode: Mode
     limits: Limits
     profile: Profile = "single"
     stdin: bytes = b""
+    argv: Sequence[str] = ()  # of a command; argv[0] is an absolute path
+    environment: Mapping[str, str] = field(default_factory=dict)  # of a command
+    files: Mapping[str, bytes | int] = field(default_factory=dict)  # below /tmp: the bytes, or a descriptor to copy
+    artifact: str = ""  # a file below /tmp that the run leaves; `Session.artifact` takes it
+    proc: bool = False  # with a /proc that shows this run's processes
+    # Address space on top of `limits.memory_bytes`; None where it says nothing about memory, as for a JVM.
+    extra_address_space: int | None = 0
+
+    @property
+    def filter(self) -> FilterName:
+        if self.profile == "multi":
+            return "multi"
+        return "command" if self.mode == "command" else "single"
+
+    @property
+    def watched(self) -> bool:
+        """Whether its memory has to be looked at from outside: rlimits hold for each process alone."""
+        return self.profile == "multi" or self.extra_address_space is None
+
+    def message(self, run: int, channels: list[str]) -> bytes:
+        limits: dict[str, Any] = asdict(self.limits)
+        lifted = self.extra_address_space is None
+        limits["address_space"] = INFINITY if lifted else self.limits.memory_bytes + self.extra_address_space
+        limits["data_bytes"] = self.limits.memory_bytes if lifted else INFINITY
+        fields = {"run": run, "mode": self.mode, "filter": self.filter, "limits": limits, "channels": channels}
+        fields |= {"proc": self.proc}
+        if self.mode == "command":
+            fields |= {"argv": list(self.argv), "environment": dict(self.environment)}
+        return json.dumps(fields).encode()
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a container shows: its command line, its own modules and what its fork server loads.
+
+    `argv`: "{1}", "{2}", ... stand for the descriptors of `sources`, "{0}" for the control socket.
+    """
+
+    argv: list[str]
+    sources: tuple[str, ...]  # files of this package
+    filters: Mapping[FilterName, bytes]
+    paths: tuple[str, ...] = ()  # onto sys.path
+    preload: tuple[str, ...] = ()
 
 
 class Slot:
     """A container that serves runs until it is closed or breaks."""
 
-    def __init__(self, launcher: Launcher, filters: dict[Profile, bytes], user: int | None):
-        """Starts the container.
+    def __init__(self, launcher: Launcher, image: Image, user: int | None, group: Any = None):
+        """Starts the container and does not wait for it; the first `run` does, or `wait_ready`.
 
         Raises:
-          SandboxUnavailable: it does not start; the message holds bubblewrap's own and what to do.
+          SandboxUnavailable: bubblewrap cannot be executed.
+          InfrastructureError: the launcher is gone.
         """
         self.runs = 0
         self._launcher = launcher
+        self._group = group
+        self._ready = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        errors = os.memfd_create("slot-stderr")
-        opened = [os.open(Path(__file__).parent / name, os.O_RDONLY) for name in SOURCES]
-        # "{0}" and so on become the descriptors' numbers in the launcher.
-        sources = {name: f"{{{index + 1}}}" for index, name in enumerate(SOURCES)}
+        self._errors = os.memfd_create("slot-stderr")
+        opened = [os.open(Path(__file__).parent / name, os.O_RDONLY) for name in image.sources]
         try:
-            argv = slot_command(launcher.bubblewrap, sources, "{0}")
-            self.pid = launcher.start(argv, SANDBOX_ENVIRONMENT, user, [errors, theirs.fileno(), *opened])
+            files = [self._errors, theirs.fileno(), *opened]
+            entered = group.procs if group else []
+            self.pid = launcher.start(list(image.argv), SANDBOX_ENVIRONMENT, user, files, entered)
             theirs.close()
-            hello = {name: base64.b64encode(data).decode() for name, data in filters.items()}
-            self._start(json.dumps({"filters": hello}).encode(), errors)
+            hello = {
+                "filters": {name: base64.b64encode(data).decode() for name, data in image.filters.items()},
+                "paths": image.paths,
+                "preload": image.preload,
+            }
+            self._control.settimeout(START_SECONDS)
+            self._said = ""
+            try:
+                self._control.send(json.dumps(hello).encode())
+            except OSError as error:  # it has ended already; `wait_ready` says why
+                self._said = repr(error)
         except BaseException:
             self.close()
             raise
         finally:
             theirs.close()
-            for descriptor in (errors, *opened):
+            for descriptor in opened:
                 os.close(descriptor)
 
-    def _start(self, hello: bytes, errors: int) -> None:
-        self._control.settimeout(START_SECONDS)
+    def wait_ready(self) -> None:
+        """Waits until the fork server serves.
+
+        Raises:
+          SandboxUnavailable: the container does not start; the message holds its own and what to do.
+        """
+        if self._ready:
+            return
         try:
-            self._control.send(hello)
-            answer = self._control.recv(CHUNK)
+            answer, reason = self._control.recv(CHUNK), self._said
         except (OSError, TimeoutError) as error:
             answer, reason = b"", repr(error)
-        else:
-            reason = ""
         if not answer:
-            os.lseek(errors, 0, os.SEEK_SET)
-            said = os.read(errors, CHUNK).decode("utf-8", "replace")
+            os.lseek(self._errors, 0, os.SEEK_SET)
+            said = os.read(self._errors, CHUNK).decode("utf-8", "replace")
             raise SandboxUnavailable(explain(said or reason))
-        version = tuple(json.loads(answer)["ready"])
+        message = json.loads(answer)
+        if "failed" in message:
+            raise SandboxUnavailable(
+                f"the sandbox's interpreter cannot load its modules ({message['failed']}): install them into "
+                "sandbox.packages, or take them out of sandbox.preload"
+            )
+        version = tuple(message["ready"])
         if version < (3, 9):
             raise SandboxUnavailable(f"the sandbox's Python is {version}; it needs 3.9 or newer")
         self._control.setblocking(True)
+        self._ready = True
 
     def close(self) -> None:
         """Ends the container. Safe to call twice."""
         self._control.close()
+        if self._errors >= 0:
+            os.close(self._errors)
+            self._errors = -1
         if hasattr(self, "pid"):
             self._launcher.kill(self.pid)
+        if self._group is not None:
+            self._group.close()
+            self._group = None
 
     def run(self, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
         """One run. `driver` asks the questions through the session; its result comes with the execution.
@@ -116,42 +189,58 @@ class Slot:
         Raises:
           InfrastructureError: the container or its plumbing failed; close this slot.
         """
+        self.wait_ready()
         self.runs += 1
+        group = self._group
+        if group is not None:
+            group.limit(job.limits)
         try:
-            session = Session(self._control, self.runs, job)
+            session = Session(self._control, self.runs, job, self.pid)
             try:
                 result = session.drive(driver)
             finally:
                 session.close()
-            return session.execution(), result
-        except OSError as error:
+            return session.execution(group.peak_bytes() if group else 0, group.kills() if group else 0), result
+        except (OSError, InfrastructureError) as error:
+            if group is not None and group.kills():  # the kernel took the fork server with the candidate
+                return Execution("memory_limit", signal=9, peak_memory_bytes=group.peak_bytes()), None
             raise InfrastructureError(f"slot {self.pid}: {error!r}") from error
+
+    def cancel(self) -> None:
+        """Ends the run in progress, from any thread. Its driver meets `RunEnded`."""
+        try:
+            self._control.send(json.dumps({"kill": self.runs}).encode())
+        except OSError:  # it is being closed, which ends the run too
+            pass
 
 
 class Session:
     """The pipes of one run: its questions, answers and output, all bounded, and the clock."""
 
-    def __init__(self, control: socket.socket, run: int, job: Job):
+    def __init__(self, control: socket.socket, run: int, job: Job, pid: int):
         self.flags: dict[str, str] = {}
         self.error: list[str] | None = None  # [type, message, traceback] of the first exception reported
-        self._control, self._run, self._limits = control, run, job.limits
+        self._control, self._run, self._limits, self._job, self._pid = control, run, job.limits, job, pid
         self._ends: dict[str, int] = {}
-        self._incoming = {name: bytearray() for name in ("stdout", "stderr", "replies", "status")}
-        self._outgoing = {"stdin": memoryview(job.stdin), "requests": memoryview(b"")}
+        self._names: dict[int, str] = {control.fileno(): "control"}
+        self._incoming = {"stdout": bytearray(), "stderr": bytearray()}
+        self._outgoing: dict[str, memoryview] = {"stdin": memoryview(job.stdin)} if job.stdin else {}
+        if job.mode != "command":
+            self._incoming["replies"] = bytearray()
+            self._outgoing["requests"] = memoryview(b"")
         self._closing = {"stdin"}  # ends to close once everything is written
-        self._truncated = self._ended = self._killed = self._drained = self._waiting = False
+        self._truncated = self._killed = self._drained = self._waiting = False
+        self._report: dict[str, Any] | None = None
+        self._artifact = -1
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
         self._started = time.monotonic()
         self._deadline = self._started + job.limits.wall_seconds
-        message = {"run": run, "mode": job.mode, "profile": job.profile, "limits": asdict(job.limits)}
-        theirs = []
+        self._look = self._started + WATCH_SECONDS if job.watched else float("inf")
+        theirs: list[int] = []
         try:
-            for name in ("stdin", "stdout", "stderr", "requests", "replies", "status"):
-                reading, writing = os.pipe()
-                mine, other = (writing, reading) if name in self._outgoing else (reading, writing)
-                self._ends[name] = mine
-                theirs.append(other)
-                os.set_blocking(mine, False)
-            socket.send_fds(control, [json.dumps(message).encode()], theirs)
+            channels = self._open(job, theirs)
+            socket.send_fds(control, [job.message(run, channels)], theirs)
         except BaseException:
             self.close()
             raise
@@ -159,14 +248,45 @@ class Session:
             for descriptor in theirs:
                 os.close(descriptor)
 
+    def _open(self, job: Job, theirs: list[int]) -> list[str]:
+        """Makes the channels; their other ends go into `theirs`, in the order of the names returned."""
+        channels = []
+        for name in (*self._incoming, *self._outgoing):
+            reading, writing = os.pipe()
+            mine, other = (writing, reading) if name in self._outgoing else (reading, writing)
+            self._ends[name] = mine
+            self._names[mine] = name
+            theirs.append(other)
+            channels.append(name)
+            os.set_blocking(mine, False)
+            if name in self._incoming:
+                self._poll.register(mine, select.POLLIN)
+            elif name == "stdin":
+                self._poll.register(mine, select.POLLOUT)
+        for name, content in job.files.items():
+            channels.append(f"file:{name}")
+            theirs.append(os.dup(content) if isinstance(content, int) else memory_file(name, content))
+        if job.artifact:
+            self._artifact = os.memfd_create("artifact", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            channels.append(f"artifact:{job.artifact}")
+            theirs.append(os.dup(self._artifact))
+        return channels
+
     def close(self) -> None:
         for name in list(self._ends):
             self._close(name)
+        if self._artifact >= 0:
+            os.close(self._artifact)
+            self._artifact = -1
 
     def _close(self, name: str) -> None:
         # Every descriptor is closed exactly once: its number may be another thread's a moment later.
         if name in self._ends:
-            os.close(self._ends.pop(name))
+            descriptor = self._ends.pop(name)
+            if name in self._incoming or self._outgoing.get(name):
+                self._poll.unregister(descriptor)
+            del self._names[descriptor]
+            os.close(descriptor)
 
     # ---- for drivers ----
 
@@ -177,12 +297,12 @@ class Session:
           RunEnded: there is no answer: the run ended, was killed by a limit, or had answered before the
           question.
         """
-        if self._incoming["replies"]:
+        replies = self._incoming["replies"]
+        if replies:
             self.kill("unsolicited_frame", "a reply before its question")
             raise RunEnded
         self._send(question)
         self._waiting = True
-        replies = self._incoming["replies"]
         while True:
             if len(replies) >= 4:
                 (length,) = struct.unpack_from(">I", replies)
@@ -194,28 +314,36 @@ class Session:
                     del replies[: 4 + length]
                     self._waiting = False
                     return answer
-            if self._ended or self._killed:
+            if self._report is not None or self._killed:
                 raise RunEnded
             self._step(self._deadline)
 
-    def wait(self, question: bytes) -> bytes | None:
-        """Sends the only question and waits for the run's end; the reply written by then, if there is one."""
-        self._send(question)
+    def wait(self, question: bytes | None = None) -> bytes | None:
+        """Sends the only question, if any, and waits for the run's end; the reply written by then, if there is one."""
+        if question is not None:
+            self._send(question)
         self._closing.add("requests")
-        while not (self._ended or self._killed):
+        while self._report is None and not self._killed:
             self._step(self._deadline)
         self._end()
-        replies = self._incoming["replies"]
+        replies = self._incoming.get("replies", bytearray())
         if len(replies) < 4:
             return bytes(replies) or None
         answer = bytes(replies[4:])
         replies.clear()
         return answer
 
+    def artifact(self) -> int | None:
+        """The file that the run left, as a sealed descriptor that the caller closes; None if it left none."""
+        if self._artifact < 0 or os.fstat(self._artifact).st_size == 0:
+            return None
+        descriptor, self._artifact = self._artifact, -1
+        return descriptor
+
     def kill(self, flag: str, detail: str = "") -> None:
         """Ends the run, noting why."""
         self.flags.setdefault(flag, detail)
-        if not (self._killed or self._ended):
+        if not self._killed and self._report is None:
             self._killed = True
             self._control.send(json.dumps({"kill": self._run}).encode())
 
@@ -223,7 +351,12 @@ class Session:
 
     def _send(self, question: bytes) -> None:
         frame = struct.pack(">I", len(question)) + question
-        self._outgoing["requests"] = memoryview(bytes(self._outgoing["requests"]) + frame)
+        waiting = self._outgoing["requests"]
+        if not waiting and "requests" in self._ends:
+            self._poll.register(self._ends["requests"], select.POLLOUT)
+        self._outgoing["requests"] = memoryview(bytes(waiting) + frame)
+        if "requests" in self._ends:
+            self._write("requests")  # mostly the pipe takes it at once
 
     def drive(self, driver: Callable[[Session], Any]) -> Any:
         try:
@@ -231,7 +364,7 @@ class Session:
         finally:
             self._end()
             # While a question is open, what is left is a part of its answer: the run was cut off.
-            if self._incoming["replies"] and not self._waiting:
+            if self._incoming.get("replies") and not self._waiting:
                 self.flags.setdefault("unsolicited_frame", "a reply that no question asked for")
 
     def _end(self) -> None:
@@ -240,53 +373,67 @@ class Session:
             return
         self._closing.add("requests")
         lingering = min(self._deadline, time.monotonic() + LINGER_SECONDS)
-        while not (self._ended or self._killed):
+        while self._report is None and not self._killed:
             self._step(lingering, "lingering")
         deadline = time.monotonic() + KILL_SECONDS
-        while not self._ended:
+        while self._report is None:
             if time.monotonic() > deadline:
                 raise InfrastructureError(f"run {self._run} did not end within {KILL_SECONDS} s of its kill")
             self._step(deadline)
-        for _ in range(256):  # the run is dead: what is in the pipes is all there will be
-            if not self._step(0):
-                break
+        for name in self._incoming:  # the run is dead: what is in the pipes is all there will be
+            while name in self._ends and self._read(name):
+                pass
         self._drained = True
 
-    def _step(self, deadline: float, at_deadline: str = "wall_timeout") -> bool:
-        """Serves the pipes once, waiting until `deadline` for one to be ready. False when none was."""
-        for name in self._closing & self._outgoing.keys():
+    def _step(self, deadline: float, at_deadline: str = "wall_timeout") -> None:
+        """Serves the pipes once, waiting until `deadline` for one to be ready."""
+        for name in self._closing & self._ends.keys():
             if not self._outgoing[name]:
                 self._close(name)
-        poll = select.poll()
-        names = {}
-        for name, descriptor in self._ends.items():
-            if name in self._incoming or self._outgoing[name]:
-                poll.register(descriptor, select.POLLIN if name in self._incoming else select.POLLOUT)
-                names[descriptor] = name
-        if not self._ended:
-            poll.register(self._control, select.POLLIN)
-            names[self._control.fileno()] = "control"
-        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        now = time.monotonic()
+        ready = self._poll.poll(max(0.0, min(deadline, self._look) - now) * 1000)
         if not ready:
-            if not self._ended and not self._killed:
+            if time.monotonic() >= self._look:
+                self._watch_memory()
+            elif self._report is None and not self._killed and not self._starved(deadline):
                 self.kill(at_deadline, f"after {time.monotonic() - self._started:.2f} s")
-            return False
+            return
         for descriptor, _ in ready:
-            name = names[descriptor]
+            name = self._names.get(descriptor)
             if name == "control":
                 self._control_message()
             elif name in self._incoming:
                 self._read(name)
-            else:
+            elif name is not None:
                 self._write(name)
-        return True
 
     def _control_message(self) -> None:
         data = self._control.recv(CHUNK)
         message = json.loads(data) if data else {"failed": "the slot's process ended"}
         if "failed" in message:
             raise InfrastructureError(message["failed"])
-        self._ended = message["run"] == self._run
+        if message["run"] == self._run:
+            self._report = message
+            self._poll.unregister(self._control)
+
+    def _watch_memory(self) -> None:
+        """Kills a run whose processes together hold more than its limit."""
+        self._look = time.monotonic() + WATCH_SECONDS
+        held = processes.memory_bytes(processes.descendants(self._pid)[PERMANENT:])
+        if held > self._limits.memory_bytes:
+            self.kill("memory_limit", f"{held} bytes in all processes; at most {self._limits.memory_bytes}")
+
+    def _starved(self, deadline: float) -> bool:
+        """Whether the run only missed `deadline` because the machine kept it waiting for a processor."""
+        if deadline != self._deadline:
+            return False
+        waited = processes.waited_seconds(processes.descendants(self._pid)[PERMANENT:])
+        wall = self._limits.wall_seconds
+        later = self._started + min(wall + waited, STARVED_FACTOR * wall)
+        if later < time.monotonic() + 0.01:
+            return False
+        self._deadline = later
+        return True
 
     def _write(self, name: str) -> None:
         try:
@@ -294,48 +441,41 @@ class Session:
         except BlockingIOError:
             return
         except BrokenPipeError:  # the candidate does not read, which is its own affair
-            self._outgoing[name] = memoryview(b"")
-            return self._close(name)
+            count = len(self._outgoing[name])
         self._outgoing[name] = self._outgoing[name][count:]
+        if not self._outgoing[name]:
+            self._poll.unregister(self._ends[name])
 
-    def _read(self, name: str) -> None:
+    def _read(self, name: str) -> bool:
+        """Takes what a pipe holds. False when there was nothing, or no room for it."""
         try:
             data = os.read(self._ends[name], CHUNK)
         except BlockingIOError:
-            return
+            return False
         if not data:
-            return self._close(name)
+            self._close(name)
+            return False
         buffer = self._incoming[name]
         room = self._room(name) - len(buffer)
         buffer += data[: max(room, 0)]
         if len(data) > room:
-            self._truncated |= name in ("stdout", "stderr")
+            self._truncated |= name != "replies"
             flag = "result_too_big" if name == "replies" else "output_limit"
             self.kill(flag, f"{name}: more than {self._room(name)} bytes")
+            return False
+        return True
 
     def _room(self, name: str) -> int:
-        if name == "replies":
-            return self._limits.reply_bytes + 4
-        return STATUS_BYTES if name == "status" else self._limits.output_bytes
+        return self._limits.reply_bytes + 4 if name == "replies" else self._limits.output_bytes
 
-    def execution(self) -> Execution:
-        """What the run showed.
-
-        Raises:
-          InfrastructureError: its set-up failed, or its pid 1 did not report although nobody killed it.
-        """
-        report: dict[str, Any] = {}
-        for line in bytes(self._incoming["status"]).splitlines():
-            report.update(json.loads(line))
-        if "failed" in report:
-            raise InfrastructureError(report["failed"])
-        if "status" not in report and not self._killed:
-            raise InfrastructureError(f"run {self._run} ended without a report")
+    def execution(self, peak_memory_bytes: int = 0, kills: int = 0) -> Execution:
+        """What the run showed; the arguments come from its control group, where there is one."""
+        report = self._report or {}
         status = report.get("status", 9)
         signal = status & 0x7F or None
-        memory = report.get("peak_memory_bytes", 0)
+        memory = max(report.get("peak_memory_bytes", 0), peak_memory_bytes)
         return Execution(
-            status=self._status(status, signal, report.get("cpu_limit", False), memory),
+            status="memory_limit" if kills else self._status(status, signal, report.get("cpu_limit", False), memory),
             stdout=self._incoming["stdout"].decode("utf-8", "replace"),
             stderr=self._incoming["stderr"].decode("utf-8", "replace"),
             truncated=self._truncated,
@@ -352,6 +492,8 @@ class Session:
     def _status(self, status: int, signal: int | None, cpu_limit: bool, memory: int) -> Any:
         if self.flags.keys() & {"output_limit", "result_too_big"}:
             return "output_limit"
+        if "memory_limit" in self.flags:
+            return "memory_limit"
         if cpu_limit or "wall_timeout" in self.flags:
             return "time_limit"
         out_of_memory = self.error is not None and self.error[0] == "MemoryError"
@@ -359,3 +501,12 @@ class Session:
         if out_of_memory or crashed_full:
             return "memory_limit"
         return "ok" if status == 0 else "error"
+
+
+def memory_file(name: str, content: bytes) -> int:
+    """A descriptor of a file in memory that holds `content`."""
+    descriptor = os.memfd_create(name)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return descriptor

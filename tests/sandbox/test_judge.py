@@ -4,7 +4,8 @@ import resource
 
 import pytest
 
-from rl_posttrain.sandbox.judge import Call, FunctionTests, StdioTests, judge, judge_many
+from rl_posttrain.sandbox.judge import judge, judge_many
+from rl_posttrain.sandbox.kinds import Call, FunctionTests, StdioTests
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 

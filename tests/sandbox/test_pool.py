@@ -13,7 +13,8 @@ import pytest
 
 from rl_posttrain.sandbox import pool as pool_module
 from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
-from rl_posttrain.sandbox.judge import Call, FunctionTests, StdioTests, judge, judge_many
+from rl_posttrain.sandbox.judge import judge, judge_many
+from rl_posttrain.sandbox.kinds import Call, FunctionTests, StdioTests
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 from rl_posttrain.sandbox.slot import InfrastructureError, Slot
 

@@ -1,0 +1,99 @@
+"""The trainer's end of `launcher.py`, the small process that starts containers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, reachable_copy
+from rl_posttrain.sandbox.slot import InfrastructureError
+
+CLOSE_SECONDS = 15.0
+
+
+class LauncherProcess:
+    """A running launcher, with a folder for what its containers share; both end with the trainer.
+
+    Attributes:
+      shared: the folder that containers see, read-only.
+      building: held while something is put there.
+    """
+
+    def __init__(self, bubblewrap: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
+        self._folder.chmod(0o755)
+        self.shared = self._folder / "shared"
+        self.shared.mkdir()
+        self.building = threading.Lock()
+        self.bubblewrap = reachable_copy(bubblewrap, self._folder)
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        script = str(Path(__file__).parent / "launcher.py")
+        number = theirs.fileno()
+        # No preexec_fn and no change of user: Python then starts it with vfork, whatever this process's size.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, str(number), str(os.getpid()), str(self._folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(number,),
+            start_new_session=True,  # Ctrl-C is for the trainer, which then closes the pool
+        )
+        theirs.close()
+
+    def group(self) -> None:
+        """The control group of a new slot; None where they are not delegated."""
+        return None
+
+    def start(self, argv: list[str], environment: dict, user: int | None, files: list[int], group: list[str]) -> int:
+        """Starts a container; its pid. `files`: its stderr, then what argv calls "{0}", "{1}", ...
+
+        Raises:
+          SandboxUnavailable: the program cannot be executed.
+          InfrastructureError: the launcher is gone.
+        """
+        message = {"argv": argv, "environment": environment, "user": user, "group": group, "home": []}
+        with self._lock:
+            try:
+                socket.send_fds(self._control, [json.dumps(message).encode()], files)
+                data = self._control.recv(1 << 16)
+            except OSError as error:
+                raise InfrastructureError(f"the launcher ended: {error!r}") from error
+        if not data:
+            raise InfrastructureError("the launcher ended")
+        answer = json.loads(data)
+        if "error" in answer:
+            raise SandboxUnavailable(
+                f"bubblewrap cannot be started: {answer['error']}. It runs as an unprivileged user, who "
+                "has to be able to reach it: `apt-get install bubblewrap`"
+            )
+        return answer["pid"]
+
+    def kill(self, pid: int) -> None:
+        """Kills a container."""
+        with self._lock:
+            try:
+                self._control.send(json.dumps({"kill": pid}).encode())
+            except OSError:  # the launcher is gone, and its containers with it
+                return
+
+    def ended(self) -> bool:
+        """Whether the launcher is gone."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Ends all containers and the launcher."""
+        with self._lock:
+            self._control.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)  # for a launcher that was killed
