@@ -1,0 +1,342 @@
+"""Many runs, right programs and hostile ones mixed at random, and what they leave behind."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import itertools
+import json
+import os
+import random
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_posttrain.observability.progress import Progress, print_table
+from rl_posttrain.sandbox.judge import Tests, submit
+from rl_posttrain.sandbox.kinds import Call, CheckTests, FunctionTests, StdioTests
+from rl_posttrain.sandbox.limits import Limits
+from rl_posttrain.sandbox.pool import Pool, PoolConfig
+from rl_posttrain.sandbox.seccomp import Profile
+from rl_posttrain.types import Verdict
+
+ATTACKS = Path(__file__).resolve().parents[1] / "tests" / "sandbox" / "attacks"
+PROFILES: dict[str, Profile] = {"func": "single", "func_exec": "multi", "func_pair": "single"}  # by kind of attack
+SLOTS = 4
+RUNS_PER_SLOT = 200  # so that containers are replaced, too
+IN_FLIGHT = 8 * SLOTS
+HOSTILE_LIMITS = Limits(cpu_seconds=0.5, wall_seconds=2.0)
+SETTLE_SECONDS = 15.0
+GROWTH_MB = 8.0  # of this process, from the first quarter to the end: more counts as a leak
+SHOWN = 5
+PR_SET_CHILD_SUBREAPER = 36
+CANARY = "/srv/CANARY"  # what some attacks try to change
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    code: str
+    tests: Tests
+    right: bool  # whether it has to pass
+    profile: Profile = "single"
+
+
+SQUARES = FunctionTests("solve", tuple(Call(a, b) for a, b in (((7,), 49), ((12,), 5), ((999,), 243), ((1024,), 21))))
+DOUBLE = StdioTests((("21\n", "42\n"), ("-3\n", "-6\n")))
+RIGHT = (
+    Program("function", "def solve(n):\n    return sum(int(c) ** 2 for c in str(n))\n", SQUARES, True),
+    Program(
+        "method",
+        "class Solution:\n    def root(self, x):\n        return {'root': x**0.5, 'of': [x]}\n",
+        FunctionTests("Solution.root", (Call((2.0,), {"root": 1.41421356, "of": [2.0]}),), tolerance=1e-6),
+        True,
+    ),
+    Program(
+        "threads",
+        "from concurrent.futures import ThreadPoolExecutor\n\n\ndef solve(n):\n    with ThreadPoolExecutor(2) as e:\n"
+        "        return sum(e.map(lambda c: int(c) ** 2, str(n)))\n",
+        SQUARES,
+        True,
+    ),
+    Program("program", "print(int(input()) * 2)\n", DOUBLE, True),
+    Program(
+        "children",
+        "import subprocess\nsubprocess.run(['/bin/true'])\nprint(int(input()) * 2)\n",
+        DOUBLE,
+        True,
+        "multi",
+    ),
+    Program(
+        "check",
+        "def solve(n):\n    return sum(int(c) ** 2 for c in str(n))\n",
+        CheckTests("def check(candidate):\n    assert candidate(7) == 49\n    assert candidate(12) == 5\n", "solve"),
+        True,
+    ),
+)
+
+# Each is the start of a module whose `solve` does not exist, or is what it tries.
+INLINE: dict[str, tuple[Profile, str]] = {
+    "exits": ("single", "import os\nos._exit(0)\n"),
+    "kills all": ("multi", "import os, signal\nos.kill(-1, signal.SIGKILL)\n"),
+    "spins": ("single", "while True:\n    pass\n"),
+    "sleeps": ("single", "import time\ntime.sleep(60)\n"),
+    "memory": ("single", "x = [bytearray(1 << 24) for _ in range(1 << 12)]\n"),
+    "forks": ("multi", "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"),
+    "daemon": (
+        "multi",
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(3600)\n",
+    ),
+    "floods": ("single", "while True:\n    print('PASSED ' * 1000)\n"),
+    "fills disk": ("single", "with open('/tmp/x', 'wb') as f:\n    while True:\n        f.write(bytes(1 << 20))\n"),
+    "descriptors": ("single", "import os\nkept = [os.dup(1) for _ in range(10_000)]\n"),
+    "equals all": (
+        "single",
+        "class All(int):\n    __eq__ = lambda self, other: True\n    __hash__ = None\n\n\nsolve = lambda n: All(-1)\n",
+    ),
+    "frames": (
+        "single",
+        "import os\nfor n in range(3, 64):\n    try:\n        os.write(n, b'{\"value\":49}' * 8)\n    except OSError:\n"
+        "        pass\nsolve = lambda n: 49\n",
+    ),
+}
+ESCAPE = """
+for folder in ("/tmp", "/var/tmp", "/dev/shm", {folder!r}):
+    try:
+        open(f"{{folder}}/{marker}", "w").write("escaped")
+    except OSError:
+        pass
+"""
+ESCAPE_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def hostile_programs(folder: str, marker: str) -> list[Program]:
+    """The attack suite where it is at hand, and a few more. `folder`: where the canary lies."""
+    escape = ESCAPE.format(folder=folder, marker=marker)
+    inline = {**INLINE, "escapes": ("single", escape)}
+    programs = [Program(name, code, SQUARES, False, profile) for name, (profile, code) in inline.items()]
+    programs.append(Program("prints one answer", "print(42)\n", DOUBLE, False))
+    programs.append(Program("wrong exit", "print(int(input()) * 2)\nraise SystemExit(1)\n", DOUBLE, False))
+    manifest = ATTACKS / "manifest.json"
+    rows = json.loads(manifest.read_text()) if manifest.is_file() else []
+    for row in rows:
+        if row["kind"] in PROFILES:
+            code = (ATTACKS / row["file"]).read_text().replace(CANARY, f"{folder}/CANARY")
+            programs.append(Program(row["name"], code, SQUARES, False, PROFILES[row["kind"]]))
+    print(f"{len(programs)} hostile programs, {len(programs) - len(inline) - 2} of them from the attack suite")
+    return programs
+
+
+# ---- what this process and its descendants hold ----
+
+
+@dataclass(frozen=True)
+class Holdings:
+    processes: frozenset[int]  # descendants, zombies included
+    descriptors: int  # open in this process and in its children, the launcher above all
+    mounts: int  # in view of the same
+    files: frozenset[str]  # temporary
+
+
+def descendants(of: int) -> dict[int, int]:
+    """Every process below `of`, zombies included: pid to its parent."""
+    parents = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                stat = Path(entry.path, "stat").read_text()
+            except (FileNotFoundError, ProcessLookupError):  # ended just now
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found: dict[int, int] = {}
+    layer = {of}
+    while layer:
+        layer = {pid for pid, parent in parents.items() if parent in layer and pid not in found}
+        found |= {pid: parents[pid] for pid in layer}
+    return found
+
+
+def resident_mb() -> float:
+    """Resident memory of this process."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def holdings(folder: str, marker: str) -> Holdings:
+    """Looks once. Files: below `folder`, and what escaped programs leave elsewhere."""
+    me = os.getpid()
+    below = descendants(me)
+    descriptors = mounts = 0
+    for pid in (me, *(pid for pid, parent in below.items() if parent == me)):
+        try:
+            descriptors += len(os.listdir(f"/proc/{pid}/fd"))
+            mounts += len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
+        except (FileNotFoundError, ProcessLookupError):  # ended just now
+            continue
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # what a zombie's mounts answer
+                raise
+    files = {str(path) for path in Path(folder).rglob("*")}
+    files |= {f"{place}/{marker}" for place in ESCAPE_FOLDERS if os.path.exists(f"{place}/{marker}")}
+    return Holdings(frozenset(below), descriptors, mounts, frozenset(files))
+
+
+def fullest(look: Callable[[], Holdings]) -> Holdings:
+    """What an idle pool holds: the most of several looks, since a container may be between an end and a start."""
+    looks = []
+    for _ in range(5):
+        time.sleep(0.4)
+        looks.append(look())
+    return max(looks, key=lambda held: len(held.processes))
+
+
+def settled(look: Callable[[], Holdings], wanted: Holdings) -> Holdings:
+    """Holdings when they are no more than `wanted`, or after some seconds."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        now = look()
+        fits = len(now.processes) <= len(wanted.processes) and now.descriptors <= wanted.descriptors
+        if (fits and now.files <= wanted.files) or time.monotonic() > deadline:
+            return now
+        time.sleep(0.1)
+
+
+def leaked(before: Holdings, warm: Holdings, idle: Holdings, after: Holdings, growth_mb: float) -> dict[str, int]:
+    """Leaks by kind: while the pool is open, from `warm` to `idle`, and over its whole life, `before` to `after`."""
+    more = lambda count: max(0, count(idle) - count(warm), count(after) - count(before))
+    return {
+        "processes": more(lambda held: len(held.processes)),
+        "descriptors": more(lambda held: held.descriptors),
+        "mounts": more(lambda held: held.mounts),
+        "temporary files": more(lambda held: len(held.files)),
+        f"memory (grew by {growth_mb:.1f} MB)": int(growth_mb > GROWTH_MB),
+    }
+
+
+@contextmanager
+def adopted_orphans() -> Iterator[None]:
+    """What loses its parent comes to this process instead of the machine's first one: nothing escapes the count."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@contextmanager
+def own_temporary_folder() -> Iterator[str]:
+    """Temporary files of this process and its children go to a folder that nobody else uses."""
+    previous = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        os.chmod(folder, 0o755)  # candidates' unprivileged user has to get through
+        os.environ["TMPDIR"], tempfile.tempdir = folder, None
+        try:
+            yield folder
+        finally:
+            tempfile.tempdir = None
+            if previous is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = previous
+
+
+# ---- the soak ----
+
+
+class Tally:
+    """Counts of what became of the runs, and the first few that went wrong."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.counts: Counter[str] = Counter()
+        self.examples: list[list[str]] = []
+
+    def add(self, program: Program, verdict: Verdict) -> None:
+        self.runs += 1
+        self.counts["right" if program.right else "hostile"] += 1
+        wrong = None
+        if verdict.status == "infra_error":
+            wrong = "infra error"
+        elif verdict.passed != program.right:
+            wrong = "false pass" if verdict.passed else "false fail"
+        if wrong is not None:
+            self.counts[wrong] += 1
+            self.examples.append([wrong, program.name, f"{verdict.status}: {verdict.detail}"[:300]])
+            del self.examples[SHOWN:]
+
+
+def mixture(programs: list[Program], runs: int, seed: int) -> Iterator[Program]:
+    """Each right program often enough that every slot has met it, then right and hostile ones half and half."""
+    right, hostile = ([program for program in programs if program.right is kind] for kind in (True, False))
+    first = [program for program in right for _ in range(2 * SLOTS)][:runs]
+    yield from first
+    draw = random.Random(seed)
+    for _ in range(runs - len(first)):
+        yield draw.choice(right if draw.random() < 0.5 else hostile)
+
+
+def run_all(pool: Pool, programs: Iterable[Program], tally: Tally, bar: Progress) -> None:
+    """Runs all, as many at one time as keep every slot busy and no more: memory of this process stays flat."""
+    pending: deque[tuple[Program, Future[Verdict]]] = deque()
+
+    def take() -> None:
+        program, future = pending.popleft()
+        tally.add(program, future.result())
+        shown = ("false pass", "false fail", "infra error")
+        bar.update(tally.runs, "", {name: tally.counts[name] for name in shown})
+
+    for program in programs:
+        limits = None if program.right else HOSTILE_LIMITS
+        future = submit(pool, program.code, program.tests, profile=program.profile, limits=limits)
+        pending.append((program, future))
+        if len(pending) == IN_FLIGHT:
+            take()
+    while pending:
+        take()
+
+
+def measure(runs: int) -> dict[str, float]:
+    """The soak of `runs` runs: prints its tables, returns its figures."""
+    tally, marker, started = Tally(), f"soak-escape-{os.getpid()}", time.perf_counter()
+    with adopted_orphans(), own_temporary_folder() as folder:
+        canary = Path(folder, "CANARY")
+        canary.write_text("canary")
+        canary.chmod(0o666)
+        look = lambda: holdings(folder, marker)
+        programs = [*RIGHT, *hostile_programs(folder, marker)]
+        before = look()
+        mixed = mixture(programs, runs, seed=0)
+        with Pool(PoolConfig(slots=SLOTS, runs_per_slot=RUNS_PER_SLOT)) as pool, Progress(runs, "soak") as bar:
+            run_all(pool, itertools.islice(mixed, max(runs // 4, min(runs, 2 * SLOTS * len(RIGHT)))), tally, bar)
+            warm, warm_mb = fullest(look), resident_mb()
+            run_all(pool, mixed, tally, bar)
+            idle, growth_mb = settled(look, warm), resident_mb() - warm_mb
+        after = settled(look, before)
+        leaks = leaked(before, warm, idle, after, growth_mb)
+        leaks["changes of the canary"] = int(canary.read_text() != "canary")
+    return report(tally, leaks, growth_mb, time.perf_counter() - started)
+
+
+def report(tally: Tally, leaks: dict[str, int], growth_mb: float, seconds: float) -> dict[str, float]:
+    """Prints what happened, and gives the figures."""
+    names = ("right", "hostile", "false pass", "false fail", "infra error")
+    print_table(f"soak on {SLOTS} slots, {seconds:.0f} s", names, [[tally.counts[name] for name in names]])
+    print_table("left behind", ["kind", "count"], [list(row) for row in leaks.items()])
+    if tally.examples:
+        print_table("went wrong", ["how", "program", "verdict"], tally.examples)
+    return {
+        "soak_runs": tally.runs,
+        "soak_false_pass": tally.counts["false pass"],
+        "soak_false_fail": tally.counts["false fail"],
+        "soak_infra_errors": tally.counts["infra error"],
+        "soak_leaks": sum(leaks.values()),
+        "soak_memory_growth_mb": growth_mb,
+    }
