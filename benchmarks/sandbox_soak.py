@@ -6,37 +6,36 @@ import ctypes
 import errno
 import gc
 import itertools
-import json
 import os
+import platform
 import random
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments import attacks
 from rl_posttrain.observability.progress import Progress, print_table
-from rl_posttrain.sandbox.judge import Tests, submit
-from rl_posttrain.sandbox.kinds import Call, CheckTests, FunctionTests, StdioTests
+from rl_posttrain.sandbox.judge import submit
+from rl_posttrain.sandbox.kinds import Call, CheckTests, FunctionTests, StdioTests, Tests
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 from rl_posttrain.sandbox.seccomp import Profile
 from rl_posttrain.types import Verdict
 
-ATTACKS = Path(__file__).resolve().parents[1] / "tests" / "sandbox" / "attacks"
-PROFILES: dict[str, Profile] = {"func": "single", "func_exec": "multi", "func_pair": "single"}  # by kind of attack
 SLOTS = 4
 RUNS_PER_SLOT = 200  # so that containers are replaced, too
 IN_FLIGHT = 8 * SLOTS
+RIGHT_LIMITS = Limits(cpu_seconds=10.0, wall_seconds=60.0)  # no right program takes a second
 HOSTILE_LIMITS = Limits(cpu_seconds=0.5, wall_seconds=2.0)
 SETTLE_SECONDS = 15.0
 GROWTH_MB = 8.0  # of this process, from the first quarter to the end: more counts as a leak
 SHOWN = 5
 PR_SET_CHILD_SUBREAPER = 36
-CANARY = "/srv/CANARY"  # what some attacks try to change
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,9 @@ class Program:
     code: str
     tests: Tests
     right: bool  # whether it has to pass
-    profile: Profile = "single"
+    profile: Profile | None = None
+    language: str = "python"
+    limits: Limits = RIGHT_LIMITS
 
 
 SQUARES = FunctionTests("solve", tuple(Call(a, b) for a, b in (((7,), 49), ((12,), 5), ((999,), 243), ((1024,), 21))))
@@ -106,6 +107,11 @@ INLINE: dict[str, tuple[Profile, str]] = {
         "        pass\nsolve = lambda n: 49\n",
     ),
 }
+PRINTS = {  # programs that should double a number
+    "one answer": "print(42)\n",
+    "exit code": "print(int(input()) * 2)\nraise SystemExit(1)\n",
+    "PASSED": "print('1 passed in 0.01s')\n",
+}
 ESCAPE = """
 for folder in ("/tmp", "/var/tmp", "/dev/shm", {folder!r}):
     try:
@@ -116,20 +122,35 @@ for folder in ("/tmp", "/var/tmp", "/dev/shm", {folder!r}):
 ESCAPE_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
-def hostile_programs(folder: str, marker: str) -> list[Program]:
-    """The attack suite where it is at hand, and a few more. `folder`: where the canary lies."""
-    escape = ESCAPE.format(folder=folder, marker=marker)
-    inline = {**INLINE, "escapes": ("single", escape)}
-    programs = [Program(name, code, SQUARES, False, profile) for name, (profile, code) in inline.items()]
-    programs.append(Program("prints one answer", "print(42)\n", DOUBLE, False))
-    programs.append(Program("wrong exit", "print(int(input()) * 2)\nraise SystemExit(1)\n", DOUBLE, False))
-    manifest = ATTACKS / "manifest.json"
-    rows = json.loads(manifest.read_text()) if manifest.is_file() else []
-    for row in rows:
-        if row["kind"] in PROFILES:
-            code = (ATTACKS / row["file"]).read_text().replace(CANARY, f"{folder}/CANARY")
-            programs.append(Program(row["name"], code, SQUARES, False, PROFILES[row["kind"]]))
-    print(f"{len(programs)} hostile programs, {len(programs) - len(inline) - 2} of them from the attack suite")
+def all_programs(pool: Pool, guard: attacks.Canary, marker: str) -> list[Program]:
+    """Right programs and hostile ones: those below, and the attack suite's where it is at hand."""
+    programs = [*RIGHT]
+    inline = {**INLINE, "escapes": ("single", ESCAPE.format(folder=str(guard.path.parent), marker=marker))}
+    for name, (profile, code) in inline.items():
+        programs.append(Program(name, code, SQUARES, False, profile, limits=HOSTILE_LIMITS))
+    for name, code in PRINTS.items():
+        programs.append(Program(name, code, DOUBLE, False, limits=HOSTILE_LIMITS))
+    own = len(programs) - len(RIGHT)
+    try:
+        table = attacks.load_attacks()
+    except FileNotFoundError as error:
+        print(error)
+        table = ()
+    missing = attacks.missing_kinds(pool) if table else {}
+    for name in {attack.kind: None for attack in table if attack.kind not in missing}:
+        kind = attacks.KINDS[name]
+        code = (attacks.FOLDER / kind.right).read_text(encoding="utf-8")
+        programs.append(Program(f"right {name}", code, kind.tests, True, kind.profile, kind.language))
+    for attack in table:
+        here = not attack.machines or platform.machine() in attack.machines
+        if here and attack.kind not in missing:
+            kind, limits = attacks.KINDS[attack.kind], replace(HOSTILE_LIMITS, **attack.limits)
+            program = Program(attack.name, attack.source(guard), kind.tests, False, kind.profile, kind.language, limits)
+            programs.append(program)
+    hostile = sum(not program.right for program in programs)
+    print(f"{len(programs) - hostile} right programs; {hostile} hostile ones, {hostile - own} from the attack suite")
+    for name, reason in missing.items():
+        print(f"no attacks of the kind {name}: {reason}")
     return programs
 
 
@@ -168,8 +189,8 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def holdings(folder: str, marker: str) -> Holdings:
-    """Looks once. Files: below `folder`, and what escaped programs leave elsewhere."""
+def holdings(folders: Sequence[str], marker: str) -> Holdings:
+    """Looks once. Files: below `folders`, and what escaped programs leave elsewhere."""
     me = os.getpid()
     below = descendants(me)
     descriptors = mounts = 0
@@ -182,7 +203,7 @@ def holdings(folder: str, marker: str) -> Holdings:
         except OSError as error:
             if error.errno != errno.EINVAL:  # what a zombie's mounts answer
                 raise
-    files = {str(path) for path in Path(folder).rglob("*")}
+    files = {str(path) for folder in folders for path in Path(folder).rglob("*")}
     files |= {f"{place}/{marker}" for place in ESCAPE_FOLDERS if os.path.exists(f"{place}/{marker}")}
     return Holdings(frozenset(below), descriptors, mounts, frozenset(files))
 
@@ -273,11 +294,17 @@ class Tally:
             del self.examples[SHOWN:]
 
 
+def settling(programs: list[Program]) -> list[Program]:
+    """Runs after which a pool holds what it may keep: each slot has met every kind, and what is compiled is kept."""
+    right = [program for program in programs if program.right for _ in range(2 * SLOTS)]
+    return right + [program for program in programs if not program.right and program.language != "python"]
+
+
 def mixture(programs: list[Program], runs: int, seed: int) -> Iterator[Program]:
-    """Each right program often enough that every slot has met it, then right and hostile ones half and half."""
-    right, hostile = ([program for program in programs if program.right is kind] for kind in (True, False))
-    first = [program for program in right for _ in range(2 * SLOTS)][:runs]
+    """First those of `settling`, then right and hostile ones, half and half at random; `runs` in all."""
+    first = settling(programs)[:runs]
     yield from first
+    right, hostile = ([program for program in programs if program.right is kind] for kind in (True, False))
     draw = random.Random(seed)
     for _ in range(runs - len(first)):
         yield draw.choice(right if draw.random() < 0.5 else hostile)
@@ -294,8 +321,14 @@ def run_all(pool: Pool, programs: Iterable[Program], tally: Tally, bar: Progress
         bar.update(tally.runs, "", {name: tally.counts[name] for name in shown})
 
     for program in programs:
-        limits = None if program.right else HOSTILE_LIMITS
-        future = submit(pool, program.code, program.tests, profile=program.profile, limits=limits)
+        future = submit(
+            pool,
+            program.code,
+            program.tests,
+            language=program.language,
+            profile=program.profile,
+            limits=program.limits,
+        )
         pending.append((program, future))
         if len(pending) == IN_FLIGHT:
             take()
@@ -306,22 +339,19 @@ def run_all(pool: Pool, programs: Iterable[Program], tally: Tally, bar: Progress
 def measure(runs: int) -> dict[str, float]:
     """The soak of `runs` runs: prints its tables, returns its figures."""
     tally, marker, started = Tally(), f"soak-escape-{os.getpid()}", time.perf_counter()
-    with adopted_orphans(), own_temporary_folder() as folder:
-        canary = Path(folder, "CANARY")
-        canary.write_text("canary")
-        canary.chmod(0o666)
-        look = lambda: holdings(folder, marker)
-        programs = [*RIGHT, *hostile_programs(folder, marker)]
+    with adopted_orphans(), own_temporary_folder() as folder, attacks.canary() as guard:
+        look = lambda: holdings([folder, str(guard.path.parent)], marker)
         before = look()
-        mixed = mixture(programs, runs, seed=0)
         with Pool(PoolConfig(slots=SLOTS, runs_per_slot=RUNS_PER_SLOT)) as pool, Progress(runs, "soak") as bar:
-            run_all(pool, itertools.islice(mixed, max(runs // 4, min(runs, 2 * SLOTS * len(RIGHT)))), tally, bar)
+            programs = all_programs(pool, guard, marker)
+            mixed = mixture(programs, runs, seed=0)
+            run_all(pool, itertools.islice(mixed, max(runs // 4, len(settling(programs)))), tally, bar)
             warm, warm_mb = fullest(look), resident_mb()
             run_all(pool, mixed, tally, bar)
             idle, growth_mb = settled(look, warm), resident_mb() - warm_mb
         after = settled(look, before)
         leaks = leaked(before, warm, idle, after, growth_mb)
-        leaks["changes of the canary"] = int(canary.read_text() != "canary")
+        leaks["changes of the canary"] = int(not guard.intact())
     return report(tally, leaks, growth_mb, time.perf_counter() - started)
 
 

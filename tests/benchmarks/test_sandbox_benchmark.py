@@ -51,7 +51,7 @@ def test_a_run_that_does_not_pass_is_no_measurement():
 
 def test_leaks_of_every_kind_are_counted():
     with sandbox_soak.own_temporary_folder() as folder:
-        look = lambda: sandbox_soak.holdings(folder, marker="no-such-marker")
+        look = lambda: sandbox_soak.holdings([folder], marker="no-such-marker")
         before = look()
         with (
             tempfile.NamedTemporaryFile() as file,
@@ -87,7 +87,8 @@ def test_the_tally_counts_what_went_wrong():
 
 
 def test_the_mixture_starts_with_right_programs_and_has_both():
-    programs = [*sandbox_soak.RIGHT, *sandbox_soak.hostile_programs("/nowhere", "marker")]
+    hostile = [sandbox_soak.Program(name, "", sandbox_soak.SQUARES, right=False) for name in sandbox_soak.INLINE]
+    programs = [*sandbox_soak.RIGHT, *hostile]
     drawn = list(sandbox_soak.mixture(programs, 1000, seed=0))
     first = 2 * sandbox_soak.SLOTS * len(sandbox_soak.RIGHT)
     assert len(drawn) == 1000 and all(program.right for program in drawn[:first])
