@@ -100,10 +100,10 @@ class Group:
         return peak if peak > self._earlier_peak else None
 
     def kills(self) -> int:
-        """Processes that the kernel has ended because the group was at its memory limit.
+        """Rises when the kernel ends processes because the group is at its memory limit (not their exact number).
 
-        In version 2 that ends the slot with them, in version 1 the largest of its processes: a slot that broke
-        while this number rose met the memory limit, and is no fault of the sandbox.
+        In version 2 that ends everything inside, the slot with it; in version 1 the largest process: a slot that
+        broke while this number rose met the memory limit, and is no fault of the sandbox.
         """
         if "memory" not in self._folders:
             return 0
@@ -195,35 +195,33 @@ def find() -> tuple[Groups | None, str]:
         for place, reason in places(found["unified"]):
             if reason is None:
                 try:
-                    folders = dict.fromkeys(("memory", "pids", "cpu"), place)
-                    return _make(2, folders, found["unified"].own), f"memory, pids, cpu: below {place}"
+                    groups = _make(2, ["memory", "pids", "cpu"], place, found["unified"].own)
+                    return groups, f"version 2: memory, pids, cpu: below {place}"
                 except OSError as error:
                     reason = str(error)
             reasons.append(reason)
     groups, text = _version_1(found)
-    reasons = [f"version 2: {'; '.join(reasons)}"] if reasons else []
-    return groups, "; ".join([*reasons, text]) if groups else "; ".join([*reasons, text, NOT_DELEGATED])
+    texts = [f"version 2: {'; '.join(reasons)}"] if reasons else []
+    texts += [text] if groups else [text, NOT_DELEGATED]
+    return groups, "; ".join(texts)
 
 
 def _version_1(found: dict[str, Hierarchy]) -> tuple[Groups | None, str]:
     folders: dict[str, str] = {}
     texts = []
-    for controller in ("memory", "pids", "cpu"):
-        hierarchy = found.get(controller)
-        if hierarchy is None:
-            reason = "not mounted"
-        elif hierarchy.own != hierarchy.mount:
+    wanted = {name: found[name] for name in ("memory", "pids", "cpu") if name in found}
+    for hierarchy in dict.fromkeys(wanted.values()):  # one for each controller, as a rule
+        controllers = [name for name in wanted if wanted[name] == hierarchy]
+        if hierarchy.own != hierarchy.mount:
             reason = f"{hierarchy.own} is kept by whoever made it"
         else:
             try:
-                made = _make(1, {controller: hierarchy.mount}, hierarchy.own)
+                folders |= _make(1, controllers, hierarchy.mount, hierarchy.own)._folders
+                reason = f"below {hierarchy.mount}"
             except OSError as error:
                 reason = str(error)
-            else:
-                folders |= made._folders
-                reason = f"below {hierarchy.mount}"
-        texts.append(f"{controller}: {reason}")
-    text = "version 1: " + "; ".join(texts)
+        texts.append(f"{', '.join(controllers)}: {reason}")
+    text = f"version 1: {'; '.join(texts) or 'no memory or pids controller is mounted'}"
     groups = Groups(1, folders, [found[controller].own for controller in folders])
     if folders.keys() & NEEDED:
         return groups, text
@@ -287,25 +285,24 @@ def places(hierarchy: Hierarchy) -> Iterator[tuple[str, str | None]]:
         folder = os.path.dirname(folder)
 
 
-def _make(version: int, places: dict[str, str], own: str) -> Groups:
-    """Makes our group in each of `places` and tries it out. Leaves nothing behind when it raises OSError."""
-    name = f"rl_posttrain-{os.getpid()}-{_namespace()}-{next(_numbers)}"
-    groups = Groups(version, {controller: f"{place}/{name}" for controller, place in places.items()}, [own])
-    made = set(places.values())
-    for place in made:
-        _remove_leftovers(place)
+def _make(version: int, controllers: list[str], place: str, own: str) -> Groups:
+    """Makes our group below `place` and tries it out. Leaves nothing behind when it raises OSError."""
+    _remove_leftovers(place)
+    folder = f"{place}/rl_posttrain-{os.getpid()}-{_namespace()}-{next(_numbers)}"
+    groups = Groups(version, dict.fromkeys(controllers, folder), [own])
+    os.mkdir(folder)
     try:
-        for place in made:
-            os.mkdir(f"{place}/{name}")
-            if version == 2:
-                _write(f"{place}/{name}/cgroup.subtree_control", "+memory +pids")
+        if version == 2:
+            _write(f"{folder}/cgroup.subtree_control", "+memory +pids")
         group = groups.slot("probe")
-        group.limit(64 << 20, 64)
-        files = [*group.enter, *groups.leave]
-        probe = subprocess.run(["/bin/sh", "-c", PROBE, "sh", *files], capture_output=True, text=True)
-        if probe.returncode:
-            raise OSError(f"no process can move to {group.enter[0]} and back: {probe.stderr.strip()}")
-        group.close()
+        try:
+            group.limit(64 << 20, 64)
+            files = [*group.enter, *groups.leave]
+            probe = subprocess.run(["/bin/sh", "-c", PROBE, "sh", *files], capture_output=True, text=True)
+            if probe.returncode:
+                raise OSError(f"no process can move to {group.enter[0]} and back: {probe.stderr.strip()}")
+        finally:
+            group.close()
     except OSError:
         groups.close()
         raise
