@@ -1,0 +1,2 @@
+def solve(n):
+    return 1 << 30_000_000

@@ -1,0 +1,2 @@
+n = int(input())
+print(*range(3000), sep="\n")

@@ -1,0 +1,1 @@
+print(sum(int(digit) ** 2 for digit in input()))
