@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import stat
@@ -94,8 +95,10 @@ def system_directories() -> list[str]:
             arguments += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             arguments += ["--ro-bind", path, path]
-    if os.path.isfile("/etc/ld.so.cache"):  # shared libraries in /usr/local/lib are found through it
-        arguments += ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    # Shared libraries in /usr/local/lib are found through the first, cc and java through the second.
+    for path in ("/etc/ld.so.cache", "/etc/alternatives", *sorted(glob.glob("/etc/java-*"))):
+        if os.path.exists(path):
+            arguments += ["--ro-bind", path, path]
     return arguments
 
 
@@ -195,17 +198,21 @@ def make_readable(folder: Path) -> None:
         path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
 
 
-def slot_command(bubblewrap: str, interpreter: str, binds: Sequence[str], sources: Sequence[str]) -> list[str]:
+def slot_command(
+    bubblewrap: str, interpreter: str, binds: Sequence[str], sources: Sequence[str], *, proc: bool = False
+) -> list[str]:
     """The container of a slot: a fork server that serves runs over a socket.
 
     The sandbox's own modules `sources` are read from descriptors: the package may lie where the unprivileged
     user cannot look. "{0}" stands for the socket, "{1}", "{2}", ... for these. The fork server keeps
     CAP_SYS_ADMIN *inside its own user namespace*, to give each run fresh namespaces; runs have no
-    capabilities. No `/proc`: mounting all of it fails where the outer one is masked, as in Docker, and most
-    candidates do not need it. Everything is read-only; runs mount their own /tmp.
+    capabilities. Everything is read-only; runs mount their own /tmp. No `/proc`, unless asked for: mounting one
+    fails where the outer one is masked, as in Docker, and few languages need it. Runs mount their own over it,
+    which the kernel allows only where there is one already.
     """
     command = [bubblewrap, *NAMESPACES, "--hostname", "sandbox", "--die-with-parent", "--new-session"]
-    command += [*system_directories(), "--dev", "/dev", "--dir", "/tmp", "--dir", "/proc", *binds]
+    command += [*system_directories(), "--dev", "/dev", "--dir", "/tmp", *binds]
+    command += ["--proc", "/proc"] if proc else []
     for index, name in enumerate(sources):
         command += ["--file", f"{{{index + 1}}}", f"/harness/{name}"]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]

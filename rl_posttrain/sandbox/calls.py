@@ -22,7 +22,11 @@ def judge_calls(place: Place, setting: Setting, code: str, tests: FunctionTests)
             load = ask(session, {"code": code}, b'"ok":')
             if isinstance(load, Answer):
                 # It never ran: the grammar refused it.
-                syntax = session.error is not None and session.error[0] in ("SyntaxError", "IndentationError", "TabError")
+                syntax = session.error is not None and session.error[0] in (
+                    "SyntaxError",
+                    "IndentationError",
+                    "TabError",
+                )
                 answers.append(Answer("compile_error", load.detail) if syntax else load)
                 return
             for call in tests.calls:

@@ -18,6 +18,7 @@ run; "artifact:NAME" receives what the run leaves there.
 
 import base64
 import ctypes
+import functools
 import gc
 import json
 import math
@@ -339,7 +340,7 @@ def main():
         channels = dict(zip(job["channels"], descriptors))
         instructions = filters[job["filter"]]
         try:
-            ended = spawner.run(lambda: first_process(control, job, channels, instructions))
+            ended = spawner.run(functools.partial(first_process, control, job, channels, instructions))
         except OSError as error:
             control.send(json.dumps({"run": job["run"], "failed": str(error)}).encode())
         else:

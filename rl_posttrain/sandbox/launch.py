@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
 import os
 import shutil
@@ -12,10 +14,12 @@ import tempfile
 import threading
 from pathlib import Path
 
+from rl_posttrain.sandbox import cgroups
 from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, reachable_copy
 from rl_posttrain.sandbox.slot import InfrastructureError
 
 CLOSE_SECONDS = 15.0
+RETIRED = 8  # groups of ended slots that wait for their removal
 
 
 class LauncherProcess:
@@ -24,6 +28,7 @@ class LauncherProcess:
     Attributes:
       shared: the folder that containers see, read-only.
       building: held while something is put there.
+      groups: the control groups, or None; `delegation` says what they hold, or why there are none.
     """
 
     def __init__(self, bubblewrap: str) -> None:
@@ -33,6 +38,9 @@ class LauncherProcess:
         self.shared.mkdir()
         self.building = threading.Lock()
         self.bubblewrap = reachable_copy(bubblewrap, self._folder)
+        self.groups, self.delegation = cgroups.find()
+        self._names = itertools.count()
+        self._retired: collections.deque[cgroups.Group] = collections.deque()
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         script = str(Path(__file__).parent / "launcher.py")
@@ -47,18 +55,30 @@ class LauncherProcess:
         )
         theirs.close()
 
-    def group(self) -> None:
-        """The control group of a new slot; None where they are not delegated."""
-        return None
+    def group(self) -> cgroups.Group | None:
+        """A control group for a new slot; None where they are not delegated."""
+        if self.groups is None:
+            return None
+        while len(self._retired) > RETIRED:  # by now their processes are gone
+            self._retired.popleft().close()
+        return self.groups.slot(str(next(self._names)))
 
-    def start(self, argv: list[str], environment: dict, user: int | None, files: list[int], group: list[str]) -> int:
-        """Starts a container; its pid. `files`: its stderr, then what argv calls "{0}", "{1}", ...
+    def retire(self, group: cgroups.Group) -> None:
+        """Takes back the group of a slot that has been killed, and removes it when its processes are gone."""
+        self._retired.append(group)
+
+    def start(
+        self, argv: list[str], environment: dict, user: int | None, files: list[int], group: cgroups.Group | None
+    ) -> int:
+        """Starts a container in its group; its pid. `files`: its stderr, then what argv calls "{0}", "{1}", ...
 
         Raises:
           SandboxUnavailable: the program cannot be executed.
           InfrastructureError: the launcher is gone.
         """
-        message = {"argv": argv, "environment": environment, "user": user, "group": group, "home": []}
+        message = {"argv": argv, "environment": environment, "user": user, "enter": [], "leave": []}
+        if group is not None and self.groups is not None:
+            message |= {"enter": group.enter, "leave": self.groups.leave}
         with self._lock:
             try:
                 socket.send_fds(self._control, [json.dumps(message).encode()], files)
@@ -96,4 +116,8 @@ class LauncherProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        while self._retired:
+            self._retired.popleft().close()
+        if self.groups is not None:
+            self.groups.close()
         shutil.rmtree(self._folder, ignore_errors=True)  # for a launcher that was killed

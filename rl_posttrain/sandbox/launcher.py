@@ -6,9 +6,9 @@ thread. It is told what to start over a socket, drops root for an unprivileged u
 whatever ends. When the trainer ends in any way, it kills every container and ends itself. Standard
 library only.
 
-    message: {"argv": [...], "environment": {...}, "user": uid or null, "group": [path, ...]}
+    message: {"argv": [...], "environment": {...}, "user": uid or null, "enter": [...], "leave": [...]}
              with the descriptors [stderr of the container, more that argv refers to as "{0}", "{1}", ...];
-             the container starts in the control groups whose process lists "group" names
+             the process lists of the container's control groups, and of ours, are in "enter" and "leave"
     answer:  {"pid": ...} or {"error": ...}
     message: {"kill": pid}; no answer
 """
@@ -43,7 +43,7 @@ def start(message, descriptors):
     drop = {} if user is None else {"user": user, "group": user, "extra_groups": []}
     try:
         # This process itself goes in and, below, out again: so no child is ever outside.
-        move(message["group"])
+        move(message["enter"])
         child = subprocess.Popen(
             argv,
             env=message["environment"],
@@ -57,7 +57,7 @@ def start(message, descriptors):
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return None, {"error": f"{argv[0]}: {error}"}
     finally:
-        move(message["home"])
+        move(message["leave"])
     # `reap` collects it. Otherwise Popen would when it is forgotten, behind our back, and a later kill
     # could hit whoever has the number by then.
     child.returncode = 0

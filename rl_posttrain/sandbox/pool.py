@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl_posttrain.sandbox.artifacts import Artifacts
 from rl_posttrain.sandbox.bubblewrap import (
     SandboxUnavailable,
     find_bubblewrap,
@@ -25,12 +26,13 @@ from rl_posttrain.sandbox.bubblewrap import (
 from rl_posttrain.sandbox.launch import LauncherProcess
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.seccomp import FILTER_NAMES, FilterName, build_filter
-from rl_posttrain.sandbox.slot import Image, InfrastructureError, Job, Session, Slot
+from rl_posttrain.sandbox.slot import Image, InfrastructureError, Job, MemoryExceeded, Session, Slot
 from rl_posttrain.sandbox.statistics import Statistics
 from rl_posttrain.types import Execution
 
 FIRST_USER = 65534  # nobody; the n-th slot runs as this minus n, since the kernel counts some quotas by user
 USERS = 500
+TRUSTED_RUNS = 1000  # before a referee's container is replaced
 SOURCES = ("forkserver.py", "harness.py", "codec.py")
 PACKAGES, SHARED = "/packages", "/shared"  # inside a container
 TOOLS = f"{SHARED}/tools"  # pytest and what it needs
@@ -91,7 +93,7 @@ class Place:
 
     def run(self, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
         """One run in the candidates' container."""
-        return self._run("candidate", job, driver)
+        return self._run("proc" if job.proc else "candidate", job, driver)
 
     def run_referee(self, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
         """One run in the container of trusted tests, which no candidate's code ever enters. May be nested in `run`."""
@@ -99,7 +101,7 @@ class Place:
 
     def _run(self, kind: str, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
         slot = self._slots.get(kind)
-        runs = self._pool.config.runs_per_slot if kind == "candidate" else 1000
+        runs = self._pool.config.runs_per_slot if kind != "referee" else TRUSTED_RUNS
         if slot is not None and slot.runs >= runs:
             self._slots.pop(kind).close()
             slot = None
@@ -114,6 +116,9 @@ class Place:
                         raise CancelledError
                     submission.slots.add(slot)
             return slot.run(job, driver)
+        except MemoryExceeded:
+            self._slots.pop(kind).close()
+            return Execution("memory_limit", signal=9), None
         except BaseException:  # an interrupted run leaves its slot in an unknown state, too
             self._slots.pop(kind).close()
             raise
@@ -126,7 +131,17 @@ class Place:
             self._pool.record(time.monotonic() - started)
             if runs == 1 and self._slots.get(kind) is slot:
                 self._slots.pop(kind).close()
-                self._pool.warm_up()
+                if kind == "candidate":
+                    self._pool.warm_up()
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """What has been compiled in this pool."""
+        return self._pool.artifacts
+
+    def share(self, name: str, build: Callable[[Path], None]) -> None:
+        """See `Pool.shared`."""
+        self._pool.shared(name, build)
 
     def discard(self) -> None:
         """Closes its containers; the next run starts new ones."""
@@ -146,7 +161,7 @@ class Pool:
 
     def __init__(self, config: PoolConfig):
         self.config = config
-        self.artifacts: collections.OrderedDict[str, int] = collections.OrderedDict()  # see `programs.py`
+        self.artifacts = Artifacts()
         self._condition = threading.Condition()
         self._places = [Place(self) for _ in range(config.slots)]
         self._spares: collections.deque[Slot] = collections.deque()  # booting, for the next runs
@@ -205,9 +220,7 @@ class Pool:
                 self._condition.wait()
             self._refuse_closed()
             submission = Submission()
-            heapq.heappush(
-                self._queue, (priority, next(self._sequence), submission, function, time.monotonic())
-            )
+            heapq.heappush(self._queue, (priority, next(self._sequence), submission, function, time.monotonic()))
             if len(self._workers) < self.config.slots:
                 self._workers.append(threading.Thread(target=self._work, name="sandbox", daemon=True))
                 self._workers[-1].start()
@@ -301,7 +314,7 @@ class Pool:
         interpreter, binds = find_interpreter(self.config.interpreter)
         binds = [*binds, "--ro-bind", str(launcher.shared), SHARED]
         paths, preload = [TOOLS], ("referee",)
-        if kind == "candidate":
+        if kind != "referee":
             paths, preload = [], self.config.preload
             if self.config.packages is not None:
                 if not readable_by_sandbox(self.config.packages):
@@ -311,7 +324,7 @@ class Pool:
                     )
                 binds += ["--ro-bind", os.path.realpath(self.config.packages), PACKAGES]
                 paths = [PACKAGES]
-        argv = slot_command(launcher.bubblewrap, interpreter, binds, SOURCES)
+        argv = slot_command(launcher.bubblewrap, interpreter, binds, SOURCES, proc=kind == "proc")
         return Image(argv, SOURCES, self._filters, tuple(paths), tuple(preload))
 
     def _require_launcher(self) -> LauncherProcess:
@@ -358,7 +371,6 @@ class Pool:
             place.discard()
         while self._spares:
             self._spares.popleft().close()
-        while self.artifacts:
-            os.close(self.artifacts.popitem()[1])
+        self.artifacts.close()
         if self._launcher is not None:
             self._launcher.close()

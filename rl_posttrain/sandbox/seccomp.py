@@ -62,7 +62,9 @@ def build_filter(filter_name: FilterName) -> bytes:
     def masked(argument: int, mask: int, value: int):
         return pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, mask, value)
 
-    denied = DENIED + ([] if filter_name == "multi" else DENIED_SINGLE) + (["execve"] if filter_name == "single" else [])
+    denied = (
+        DENIED + ([] if filter_name == "multi" else DENIED_SINGLE) + (["execve"] if filter_name == "single" else [])
+    )
     for name in denied:
         # A call that this libseccomp or this architecture does not know cannot be named, hence not denied.
         if _known(pyseccomp, name):

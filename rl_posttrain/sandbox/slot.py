@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from rl_posttrain.sandbox import processes
+from rl_posttrain.sandbox import cgroups, processes
 from rl_posttrain.sandbox.bubblewrap import SANDBOX_ENVIRONMENT, SandboxUnavailable, explain
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.seccomp import FilterName, Profile
@@ -28,6 +28,8 @@ STARVED_FACTOR = 10  # a wall limit is never stretched further than this
 CHUNK = 1 << 16
 ERROR_SIGNALS = (6, 7, 11)  # what a failed allocation in C ends with: SIGABRT, SIGBUS, SIGSEGV
 INFINITY = -1  # of an rlimit
+STACK_BYTES = 64 << 20  # of address space, which the fork server set aside for the stack of its forks
+SLOT_BYTES, SLOT_TASKS = 48 << 20, 6  # what a slot's own processes may use of its control group
 PERMANENT = 3  # a slot's processes that are there between runs, or are a run's pid 1: the first in its tree
 
 Mode = Literal["calls", "objects", "program", "suite", "referee", "command"]
@@ -37,6 +39,10 @@ class InfrastructureError(RuntimeError):
     """The sandbox failed, which says nothing about the candidate."""
 
 
+class MemoryExceeded(RuntimeError):
+    """A run used so much memory that the kernel ended its whole slot. Close the slot; the run counts."""
+
+
 class RunEnded(Exception):
     """The run is over, or is being killed, before it gave an answer."""
 
@@ -44,9 +50,13 @@ class RunEnded(Exception):
 class Launcher(Protocol):
     """Starts and kills containers; see `launcher.py`."""
 
-    def start(self, argv: list[str], environment: dict, user: int | None, files: list[int], group: list) -> int: ...
+    def start(
+        self, argv: list[str], environment: dict, user: int | None, files: list[int], group: cgroups.Group | None
+    ) -> int: ...
 
     def kill(self, pid: int) -> None: ...
+
+    def retire(self, group: cgroups.Group) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,9 @@ class Job:
     files: Mapping[str, bytes | int] = field(default_factory=dict)  # below /tmp: the bytes, or a descriptor to copy
     artifact: str = ""  # a file below /tmp that the run leaves; `Session.artifact` takes it
     proc: bool = False  # with a /proc that shows this run's processes
-    # Address space on top of `limits.memory_bytes`; None where it says nothing about memory, as for a JVM.
-    extra_address_space: int | None = 0
+    # None: the memory limit is on address space. Else it is on writable memory, with so many bytes on top: for
+    # programs that reserve address space without using it.
+    reserved_bytes: int | None = None
 
     @property
     def filter(self) -> FilterName:
@@ -74,13 +85,13 @@ class Job:
     @property
     def watched(self) -> bool:
         """Whether its memory has to be looked at from outside: rlimits hold for each process alone."""
-        return self.profile == "multi" or self.extra_address_space is None
+        return self.profile == "multi" or self.reserved_bytes is not None
 
     def message(self, run: int, channels: list[str]) -> bytes:
         limits: dict[str, Any] = asdict(self.limits)
-        lifted = self.extra_address_space is None
-        limits["address_space"] = INFINITY if lifted else self.limits.memory_bytes + self.extra_address_space
-        limits["data_bytes"] = self.limits.memory_bytes if lifted else INFINITY
+        memory, reserved = self.limits.memory_bytes, self.reserved_bytes
+        limits["address_space"] = INFINITY if reserved is not None else memory + STACK_BYTES * (self.mode != "command")
+        limits["data_bytes"] = INFINITY if reserved is None else memory + reserved
         fields = {"run": run, "mode": self.mode, "filter": self.filter, "limits": limits, "channels": channels}
         fields |= {"proc": self.proc}
         if self.mode == "command":
@@ -105,7 +116,7 @@ class Image:
 class Slot:
     """A container that serves runs until it is closed or breaks."""
 
-    def __init__(self, launcher: Launcher, image: Image, user: int | None, group: Any = None):
+    def __init__(self, launcher: Launcher, image: Image, user: int | None, group: cgroups.Group | None):
         """Starts the container and does not wait for it; the first `run` does, or `wait_ready`.
 
         Raises:
@@ -121,8 +132,7 @@ class Slot:
         opened = [os.open(Path(__file__).parent / name, os.O_RDONLY) for name in image.sources]
         try:
             files = [self._errors, theirs.fileno(), *opened]
-            entered = group.procs if group else []
-            self.pid = launcher.start(list(image.argv), SANDBOX_ENVIRONMENT, user, files, entered)
+            self.pid = launcher.start(list(image.argv), SANDBOX_ENVIRONMENT, user, files, group)
             theirs.close()
             hello = {
                 "filters": {name: base64.b64encode(data).decode() for name, data in image.filters.items()},
@@ -180,30 +190,29 @@ class Slot:
         if hasattr(self, "pid"):
             self._launcher.kill(self.pid)
         if self._group is not None:
-            self._group.close()
+            self._launcher.retire(self._group)
             self._group = None
 
     def run(self, job: Job, driver: Callable[[Session], Any]) -> tuple[Execution, Any]:
         """One run. `driver` asks the questions through the session; its result comes with the execution.
 
-        Raises:
-          InfrastructureError: the container or its plumbing failed; close this slot.
+          Raises:
+            InfrastructureError: the container or its plumbing failed; close this slot.
+        MemoryExceeded: so did they, but by the candidate's doing.
         """
         self.wait_ready()
         self.runs += 1
-        group = self._group
-        if group is not None:
-            group.limit(job.limits)
+        usage = GroupUsage(self._group, job)
         try:
-            session = Session(self._control, self.runs, job, self.pid)
+            session = Session(self._control, self.runs, job, self.pid, usage)
             try:
                 result = session.drive(driver)
             finally:
                 session.close()
-            return session.execution(group.peak_bytes() if group else 0, group.kills() if group else 0), result
+            return session.execution(), result
         except (OSError, InfrastructureError) as error:
-            if group is not None and group.kills():  # the kernel took the fork server with the candidate
-                return Execution("memory_limit", signal=9, peak_memory_bytes=group.peak_bytes()), None
+            if usage.killed():  # the kernel took the fork server with the candidate
+                raise MemoryExceeded(f"slot {self.pid}: the run exceeded {job.limits.memory_bytes} bytes") from error
             raise InfrastructureError(f"slot {self.pid}: {error!r}") from error
 
     def cancel(self) -> None:
@@ -214,13 +223,40 @@ class Slot:
             pass
 
 
+class GroupUsage:
+    """What one run uses, by its slot's control group; nothing where there is none, or no such controller."""
+
+    def __init__(self, group: cgroups.Group | None, job: Job):
+        self._group = group
+        if group is not None:
+            limits = job.limits
+            # A compiler or a JVM has more than candidates do: what belongs to the slot, and the files in its /tmp.
+            memory = limits.memory_bytes + limits.file_bytes + SLOT_BYTES
+            group.limit(memory + (job.reserved_bytes or 0), limits.processes + SLOT_TASKS)
+            self._kills, self._cpu = group.kills(), group.cpu_seconds()
+
+    def killed(self) -> bool:
+        """Whether the kernel ended processes of this run for want of memory."""
+        return self._group is not None and self._group.kills() > self._kills
+
+    def peak_bytes(self) -> int:
+        """Most memory at once, of the whole slot; 0 where unknown."""
+        return (self._group.peak_bytes() or 0) if self._group is not None else 0
+
+    def cpu_seconds(self) -> float:
+        """Processor time of everything in the slot since the run began; 0.0 where unknown."""
+        now = self._group.cpu_seconds() if self._group is not None else None
+        return 0.0 if now is None or self._cpu is None else now - self._cpu
+
+
 class Session:
     """The pipes of one run: its questions, answers and output, all bounded, and the clock."""
 
-    def __init__(self, control: socket.socket, run: int, job: Job, pid: int):
+    def __init__(self, control: socket.socket, run: int, job: Job, pid: int, usage: GroupUsage):
         self.flags: dict[str, str] = {}
         self.error: list[str] | None = None  # [type, message, traceback] of the first exception reported
         self._control, self._run, self._limits, self._job, self._pid = control, run, job.limits, job, pid
+        self._usage = usage
         self._ends: dict[str, int] = {}
         self._names: dict[int, str] = {control.fileno(): "control"}
         self._incoming = {"stdout": bytearray(), "stderr": bytearray()}
@@ -394,7 +430,7 @@ class Session:
         ready = self._poll.poll(max(0.0, min(deadline, self._look) - now) * 1000)
         if not ready:
             if time.monotonic() >= self._look:
-                self._watch_memory()
+                self._watch()
             elif self._report is None and not self._killed and not self._starved(deadline):
                 self.kill(at_deadline, f"after {time.monotonic() - self._started:.2f} s")
             return
@@ -411,14 +447,17 @@ class Session:
         data = self._control.recv(CHUNK)
         message = json.loads(data) if data else {"failed": "the slot's process ended"}
         if "failed" in message:
+            self._drained = True  # there is nothing to wait for
             raise InfrastructureError(message["failed"])
         if message["run"] == self._run:
             self._report = message
             self._poll.unregister(self._control)
 
-    def _watch_memory(self) -> None:
-        """Kills a run whose processes together hold more than its limit."""
+    def _watch(self) -> None:
+        """Kills a run whose processes together exceed a limit that the kernel holds for each of them alone."""
         self._look = time.monotonic() + WATCH_SECONDS
+        if self._usage.cpu_seconds() > self._limits.cpu_seconds:
+            self.kill("cpu_limit", f"{self._usage.cpu_seconds():.2f} s in all processes")
         held = processes.memory_bytes(processes.descendants(self._pid)[PERMANENT:])
         if held > self._limits.memory_bytes:
             self.kill("memory_limit", f"{held} bytes in all processes; at most {self._limits.memory_bytes}")
@@ -468,21 +507,24 @@ class Session:
     def _room(self, name: str) -> int:
         return self._limits.reply_bytes + 4 if name == "replies" else self._limits.output_bytes
 
-    def execution(self, peak_memory_bytes: int = 0, kills: int = 0) -> Execution:
-        """What the run showed; the arguments come from its control group, where there is one."""
+    def execution(self) -> Execution:
+        """What the run showed."""
         report = self._report or {}
         status = report.get("status", 9)
         signal = status & 0x7F or None
-        memory = max(report.get("peak_memory_bytes", 0), peak_memory_bytes)
+        memory = report.get("peak_memory_bytes", 0)
+        cpu_s = report.get("cpu_s", 0.0)
+        if self._job.profile == "multi":  # children that nobody waited for have told nobody
+            memory, cpu_s = max(memory, self._usage.peak_bytes()), max(cpu_s, self._usage.cpu_seconds())
         return Execution(
-            status="memory_limit" if kills else self._status(status, signal, report.get("cpu_limit", False), memory),
+            status=self._status(status, signal, report.get("cpu_limit", False), memory),
             stdout=self._incoming["stdout"].decode("utf-8", "replace"),
             stderr=self._incoming["stderr"].decode("utf-8", "replace"),
             truncated=self._truncated,
             traceback=self.error[2] if self.error else "",
             exit_code=None if signal else status >> 8,
             signal=signal,
-            cpu_s=report.get("cpu_s", 0.0),
+            cpu_s=cpu_s,
             wall_s=time.monotonic() - self._started,
             peak_memory_bytes=memory,
             processes_left=report.get("left", 0),
@@ -492,9 +534,9 @@ class Session:
     def _status(self, status: int, signal: int | None, cpu_limit: bool, memory: int) -> Any:
         if self.flags.keys() & {"output_limit", "result_too_big"}:
             return "output_limit"
-        if "memory_limit" in self.flags:
+        if "memory_limit" in self.flags or self._usage.killed():
             return "memory_limit"
-        if cpu_limit or "wall_timeout" in self.flags:
+        if cpu_limit or self.flags.keys() & {"wall_timeout", "cpu_limit"}:
             return "time_limit"
         out_of_memory = self.error is not None and self.error[0] == "MemoryError"
         crashed_full = signal in ERROR_SIGNALS and memory > 0.8 * self._limits.memory_bytes

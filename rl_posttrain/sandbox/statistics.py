@@ -19,7 +19,9 @@ class Statistics:
 
     def _clear(self) -> None:
         self._since = time.monotonic()
-        self._counts: collections.Counter[str] = collections.Counter(dict.fromkeys(("runs", "retries", "infra_errors"), 0))
+        self._counts: collections.Counter[str] = collections.Counter(
+            dict.fromkeys(("runs", "retries", "infra_errors"), 0)
+        )
         self._runs: collections.deque[float] = collections.deque(maxlen=SAMPLES)
         self._queued: collections.deque[float] = collections.deque(maxlen=SAMPLES)
 

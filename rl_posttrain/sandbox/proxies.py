@@ -1,0 +1,365 @@
+"""Inside the referee: the candidate's module and objects as trusted tests see them, over plain values.
+
+Every use is a question that the judge relays, see `objects.py`. Nothing of the candidate's runs here, and
+no question may hand it what a test expects. So a proxy refuses to be compared or taken for true or false;
+and an object that a function returned in place of plain data is not asked what a string, number or tuple
+would be asked (`.startswith`, `+`). An instance of a class that the test itself calls by a CapWords name may
+answer for itself, except to comparisons. An exception crosses as the builtin class it derives from, if that
+is an ordinary one: never as a skip, the end of the session or the end of an iteration. Standard library
+only, Python 3.9 or newer.
+"""
+
+import builtins
+import collections
+import json
+import sys
+import types
+from typing import Any
+
+import codec  # from the same folder
+import harness
+import objects
+
+ITEMS = 100_000  # of one iterator
+SINGLE_ITEMS = 64  # asked for one by one, before an iterator is read ahead at all
+BATCH = 1000
+PLAIN = (str, bytes, int, float, complex, tuple, frozenset)
+PLAIN_METHODS = {name for kind in PLAIN for name in dir(kind) if not name.startswith("__")}
+BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split()
+UNARY = "neg pos abs invert".split()
+# StopIteration would silently end a loop of the test's, such as `for answer in map(solve, cases)`.
+REFUSED_ERRORS = (StopIteration, StopAsyncIteration, getattr(builtins, "BaseExceptionGroup", StopIteration))
+LIBRARY_ERRORS = (
+    "json.decoder.JSONDecodeError decimal.InvalidOperation decimal.DivisionByZero statistics.StatisticsError "
+    "dataclasses.FrozenInstanceError struct.error queue.Empty queue.Full binascii.Error re.error zlib.error"
+).split()
+
+
+class CandidateEnded(BaseException):
+    """The candidate's process is gone. Not an `Exception`, so that no test can expect it."""
+
+
+class CannotCross(TypeError):
+    """A test hands over what is not plain data, which is the test's fault."""
+
+
+class Link:
+    """What has crossed so far."""
+
+    def __init__(self):
+        self.influenced = False  # has the candidate said anything that the tests may depend on?
+        self.ended = False  # has a test met the candidate's end? Reset by who runs the tests
+        self.unusable = ""  # what the tests have done wrong
+        self.errors = []  # the candidate's exceptions; the judge counts them alike
+        self.remotes = {}
+        self.classes = {}
+
+    def serial(self, error):
+        """Which of the candidate's exceptions this is; None for one of the tests' own."""
+        return next((index for index, each in enumerate(self.errors) if each is error), None)
+
+
+link = Link()
+
+
+def name_of(value):
+    """How an argument that is not plain data crosses: as the handle that it stands for."""
+    if type(value) is Remote and value._Remote__number is not None:
+        return f"{value._Remote__number} {value._Remote__kind}"
+    handle = getattr(value, "_candidate_handle", None) if isinstance(value, type) else None
+    if handle is not None:
+        return handle
+    link.unusable = (
+        f"a test hands the candidate a {type(value).__qualname__}: only plain values (None, bool, int, float, "
+        "complex, str, bytes, list, tuple, dict, set) and the candidate's own objects can cross"
+    )
+    raise CannotCross(link.unusable)
+
+
+def find(name):
+    """The proxy of a handle; always the same one, so that `is` works."""
+    number, _, kind = name.partition(" ")
+    number = int(number) if number.isascii() and number.isdigit() else -1
+    if number not in link.remotes:
+        link.remotes[number] = Remote(number, kind)
+    return link.remotes[number]
+
+
+def ask(operation, number, path, arguments=(), keywords=None) -> Any:
+    """The answer to one question.
+
+    Raises:
+      Exception: what the candidate raised, as a class of this side's.
+      CandidateEnded, CannotCross: see there.
+    """
+    keywords = keywords or {}
+    question = {"operation": operation, "handle": number, "path": path}
+    question["arguments"] = objects.to_wire(list(arguments), name_of)
+    question["keywords"] = objects.to_wire(keywords, name_of)
+    harness.send(json.dumps({"ask": question}).encode())
+    reply = harness.receive()
+    if "ended" in reply:
+        link.influenced = link.ended = True
+        raise CandidateEnded(reply["ended"])
+    kind, body, mutated, printed = codec.from_json(reply["result"])
+    if kind == "error":
+        value = None
+        error: Any = candidate_error(body)
+        link.errors.append(error)
+    else:
+        error = None
+    try:
+        if error is None:
+            value = exception_class(body) if kind == "class" else objects.from_wire(body, find)
+        if mutated is not None:
+            renew([list(arguments), keywords], objects.from_wire(mutated, find))
+    except (TypeError, ValueError) as reason:  # unhashable keys: no object of Python's looks like that
+        error = RuntimeError(f"the candidate's answer is malformed: {reason}")
+    sys.stdout.write(printed.encode("utf-8", "backslashreplace").decode())
+    defined = kind == "class" or (type(value) is Remote and value._Remote__kind in ("function", "type"))
+    if not (operation == "get" and number is None and defined and error is None):
+        link.influenced = True
+    if error is not None:
+        raise error
+    return value
+
+
+def renew(old, new):
+    """Makes `old`, a test's own object, equal to what the candidate made of it. Returns what stands in its place."""
+    if isinstance(old, list) and isinstance(new, list):
+        old[:] = [renew(old[index], item) if index < len(old) else item for index, item in enumerate(new)]
+    elif isinstance(old, dict) and isinstance(new, dict):
+        renewed = {key: renew(old[key], item) if key in old else item for key, item in new.items()}
+        old.clear()
+        old.update(renewed)
+    elif isinstance(old, set) and isinstance(new, set):
+        old.intersection_update(new)
+        old.update(new)
+    elif type(old) is tuple and type(new) is tuple and len(old) == len(new):
+        for mine, theirs in zip(old, new):
+            renew(mine, theirs)
+    else:
+        return new
+    return old
+
+
+# ---- exceptions ----
+
+
+def known_class(name):
+    """The class of this side's that an exception of the candidate's may become; None if it must not."""
+    if name in LIBRARY_ERRORS:
+        module, _, attribute = name.rpartition(".")
+        return getattr(__import__(module, fromlist=[attribute]), attribute)
+    found = getattr(builtins, name, None)
+    if not (isinstance(found, type) and issubclass(found, Exception)) or issubclass(found, REFUSED_ERRORS):
+        return None
+    return found
+
+
+def exception_class(family):
+    """The class that stands for one of the candidate's, given by its MRO; equal handles give equal classes."""
+    if not family:
+        return RuntimeError
+    (handle, name), *rest = family
+    if handle is None:
+        return known_class(name) or exception_class(rest)
+    if handle.name not in link.classes:
+        parent = exception_class(rest)
+        known = next((known_class(name) for own, name in rest if own is None and known_class(name)), None)
+        bases = (parent,) if known is None or issubclass(parent, known) else (parent, known)
+        body = {"_candidate_handle": handle.name, "_candidate_message": None, "__str__": message_of}
+        body["__getattr__"] = error_attribute
+        name = name.rpartition(".")[2]
+        try:
+            link.classes[handle.name] = type(name, bases, body)
+        except TypeError:  # bases that do not go together here
+            link.classes[handle.name] = type(name, (parent,), body)
+    return link.classes[handle.name]
+
+
+def message_of(error):
+    if error._candidate_message is None:  # raised by a test
+        return super(type(error), error).__str__()
+    return error._candidate_message
+
+
+def error_attribute(error, name):
+    if name.startswith("_") or "_candidate_remote" not in vars(error):
+        raise AttributeError(name)
+    return getattr(error._candidate_remote, name)
+
+
+def candidate_error(body):
+    (kind, message, _), family, arguments, handle = body
+    found = exception_class(family)
+    try:
+        error = found(*objects.from_wire(arguments, find))
+    except Exception:  # a constructor with a mind of its own
+        error = type(kind, (RuntimeError,), {})(message)
+    if found.__name__ != kind.rpartition(".")[2]:  # nothing ordinary: SystemExit, say
+        error = type(kind, (found,), {"__str__": message_of})(message)
+    error._candidate_message = message  # type: ignore[attr-defined]
+    error._candidate_remote = find(handle.name)  # type: ignore[attr-defined]
+    return error
+
+
+# ---- objects ----
+
+
+class Remote:
+    """The candidate's object `number`, or the module's `path`; its methods ask the candidate."""
+
+    def __init__(self, number, kind, path=(), named=""):
+        self.__dict__.update(_Remote__number=number, _Remote__kind=kind, _Remote__path=list(path))
+        # "class": one that the test calls by its name; "instance": what it made of one; "": anything else.
+        self.__dict__.update(_Remote__named=named, _Remote__items=collections.deque(), _Remote__taken=0)
+
+    def __ask(self, operation, /, *arguments, **keywords) -> Any:
+        return ask(operation, self.__number, self.__path, arguments, keywords)
+
+    def __refuse(self, what):
+        link.influenced = True
+        raise TypeError(f"{what} the candidate's {self.__kind!r} object: tests decide over plain values only")
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name not in ("__name__", "__doc__"):
+            raise AttributeError(name)
+        value = self.__ask("get", name)
+        if type(value) is Remote and name in PLAIN_METHODS and not self.__named:
+            self.__refuse(f"asks .{name} of")
+        return value
+
+    def __setattr__(self, name, value):
+        self.__ask("set", name, value)
+
+    def __call__(self, /, *arguments, **keywords):
+        value = self.__ask("call", *arguments, **keywords)
+        return name_as("instance", value) if self.__named == "class" else value
+
+    def __compare(self, other):
+        self.__refuse("compares")
+
+    __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = __compare  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self):
+        self.__refuse("takes for true or false")
+
+    def __len__(self):
+        return self.__ask("length")
+
+    def __getitem__(self, key):
+        return self.__ask("item", key)
+
+    def __setitem__(self, key, value):
+        self.__ask("set_item", key, value)
+
+    def __delitem__(self, key):
+        self.__ask("delete_item", key)
+
+    def __contains__(self, value):
+        if self.__named:
+            return self.__ask("contains", value) is True
+        return any(item is value or item == value for item in self)
+
+    def __iter__(self):
+        found = self.__ask("iterate")
+        return iter(found) if type(found) is list else found
+
+    def __next__(self):
+        if not self.__items:
+            taken = self.__taken
+            if taken > ITEMS:
+                self.__refuse(f"takes more than {ITEMS} items from")
+            found = self.__ask("next", 1 if taken < SINGLE_ITEMS else min(taken // 4, BATCH))
+            if type(found) is not list or not found:
+                raise StopIteration
+            self.__items.extend(found)
+            self.__dict__["_Remote__taken"] = taken + len(found)
+        return self.__items.popleft()
+
+    def __str__(self):
+        return self.__ask("text")
+
+    def __repr__(self):
+        return self.__ask("representation")
+
+    def __instancecheck__(self, value):
+        return type(value) is Remote and self.__ask("instance", value) is True
+
+    def __enter__(self):
+        return self.__ask("enter")
+
+    def __exit__(self, kind, error, trace):
+        if error is None or link.serial(error) is None:  # a failure of the test's is not the candidate's to hide
+            self.__ask("exit", None if error is None else "Exception", None)
+            return False
+        handle = getattr(error, "_candidate_remote", None)
+        return self.__ask("exit", type(error).__name__, handle) is True
+
+    def __apply(self, name, *operands):
+        if not self.__named:
+            self.__refuse(f"asks for operator.{name} of")
+        return name_as("instance", ask("apply", None, [], (name, *operands)))
+
+
+def _binary(name):
+    return (
+        lambda self, other: self._Remote__apply(name, self, other),
+        lambda self, other: self._Remote__apply(name, other, self),
+    )
+
+
+for _name in BINARY:
+    _operator = _name + "_" if _name in ("and", "or") else _name
+    _forward, _reflected = _binary(_operator)
+    setattr(Remote, f"__{_name}__", _forward)
+    setattr(Remote, f"__r{_name}__", _reflected)
+for _name in UNARY:
+    setattr(Remote, f"__{_name}__", lambda self, name=_name: self._Remote__apply(name, self))
+
+
+def name_as(what, value):
+    if type(value) is Remote:
+        value.__dict__["_Remote__named"] = what
+    return value
+
+
+def is_class_name(name):
+    """Whether a test that writes this name means a class: CapWords."""
+    return name[:1].isupper() and name != name.upper()
+
+
+def entry(path):
+    """The function or class `path` of the candidate's module."""
+    parts = path.split(".")
+    return Remote(None, "entry", parts, named="class" if is_class_name(parts[-1]) else "")
+
+
+class Solution(types.ModuleType):
+    """The module `solution`: every look at a name is a question."""
+
+    def __getattr__(self, name):
+        if name == "__all__":
+            return ask("names", None, [])
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            value = ask("get", None, [], (name,))
+        except AttributeError:
+            # `from solution import name` falls back to this, so that the tests that use it fail, one by one.
+            sys.modules[f"solution.{name}"] = entry(name)  # type: ignore[assignment]
+            raise
+        return name_as("class", value) if is_class_name(name) else value
+
+    def __setattr__(self, name, value):
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            ask("set", None, [], (name, value))
+
+
+def install():
+    """Makes `import solution` give the candidate."""
+    sys.modules["solution"] = Solution("solution")

@@ -1,0 +1,272 @@
+"""Runs trusted tests in a sandbox of their own, where the candidate is a proxy, and trusted checkers.
+
+Also runs white-box suites, in the candidate's own process (`run_suite`). Loaded by the fork server of the
+referees' containers, with pytest where it is there. Standard library only, Python 3.9 or newer.
+
+    {"check": source, "entry"} or {"pytest": source}     then questions {"ask": ...} to the candidate, answered
+        {"result": RESULT} or {"ended": why}, and at last {"report": {...}}, see `Report`
+    {"checker": source}                                  {"ready": true} or {"failed": why}; then for every
+        {"case": [first, second, third]}                 {"result": bool}, {"failed": why} or {"malformed": why}
+"""
+
+import ast
+import builtins
+import contextlib
+import json
+import linecache
+import os
+import sys
+import traceback
+import types
+
+import codec  # from the same folder
+import harness
+import objects
+import proxies
+
+TOOLS = "/shared/tools"  # pytest and what it needs
+CHECK_FILE, SUITE_FILE = "tests.py", "test_suite.py"
+PYTEST_ARGUMENTS = ("-c", "/dev/null", "--rootdir=/tmp", "--assert=plain", "--tb=native", "--strict-markers")
+# Not needed, and each costs time at every start; the terminal's would also print hidden tests.
+UNUSED_PLUGINS = "cacheprovider debugging pastebin junitxml doctest setuponly setupplan stepwise faulthandler".split()
+TEXT = 500  # characters that say how a test failed
+
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+try:
+    if os.path.isdir(os.path.join(TOOLS, "pytest")) and TOOLS in sys.path:
+        import _pytest.config
+        import pytest
+
+        for _plugin in _pytest.config.default_plugins:
+            __import__(f"_pytest.{_plugin}")
+except Exception as _error:  # checks and checkers do not need it; who does is told by `import_pytest`
+    sys.modules.pop("pytest", None)
+    print(f"pytest: {_error!r}", file=sys.stderr)
+
+
+def serve():
+    """Serves one request, in a run of its own."""
+    harness.prepare(CHECK_FILE, buffered=False)
+    request = harness.receive()
+    if "checker" in request:
+        run_checker(request["checker"])
+    proxies.install()
+    report = Report()
+    if "check" in request:
+        run_check(request["check"], request["entry"], report)
+    else:
+        run_pytest(request["pytest"], report)
+    harness.send(json.dumps({"report": report.message()}).encode())
+    os._exit(0)
+
+
+class Report:
+    """What came of the tests.
+
+    `tests`: [name, outcome, text, number of the candidate's exception or None, whether the candidate ended in
+    it]; the outcome is "pass", "wrong", "error" (the candidate raised it) or "skipped". `collection`: the same
+    for what kept pytest from finding tests. `unusable`: what is wrong with the tests themselves, "" if nothing.
+    """
+
+    def __init__(self):
+        self.tests = {}
+        self.collection = []
+        self.unusable = ""
+
+    def message(self):
+        fields = {"tests": [[name, *row] for name, row in self.tests.items()], "collection": self.collection}
+        fields["unusable"] = self.unusable or proxies.link.unusable
+        return {**fields, "influenced": proxies.link.influenced}
+
+    def failure(self, error, file, source):
+        """[outcome, text, serial, ended] of an exception that ended a test."""
+        link = proxies.link
+        cause = error.__cause__ if error.__cause__ is not None and type(error).__name__ == "CollectError" else error
+        serial = link.serial(cause)
+        text = shown(cause, file)
+        if serial is None and not link.ended and (not link.influenced or missing_module(cause, source)):
+            self.unusable = self.unusable or f"it fails before it has asked the candidate anything: {text}"
+        return ["wrong" if serial is None and not link.ended else "error", text, serial, link.ended]
+
+
+def missing_module(error, source):
+    """Whether a module that the tests import by name is not there, which no candidate brings about."""
+    name = getattr(error, "name", None)
+    return isinstance(error, ModuleNotFoundError) and str(name).split(".")[0] in source
+
+
+def shown(error, file):
+    """The test's own line, and the exception."""
+    try:
+        message = str(error)[:TEXT]
+    except BaseException as failure:  # of a proxy
+        message = f"<{type(failure).__name__}>"
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    place = f"line {lines[-1].lineno}, {lines[-1].line!r}: " if lines else ""
+    return f"{place}{type(error).__name__}: {message}"[: 2 * TEXT]
+
+
+# ---- check(candidate) ----
+
+
+class Names(dict):
+    """Builtins, and for any other name the candidate's: HumanEval's tests use helpers of the prompt's."""
+
+    def __missing__(self, name):
+        if name.startswith("__"):
+            raise KeyError(name)
+        try:
+            return getattr(sys.modules["solution"], name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+def run_check(source, entry, report):
+    linecache.cache[CHECK_FILE] = (len(source), None, source.splitlines(True), CHECK_FILE)
+    names = {"__name__": "tests", "__builtins__": Names(vars(builtins))}
+    try:
+        exec(compile(source, CHECK_FILE, "exec", dont_inherit=True), names)
+        names["check"](proxies.entry(entry))
+    except BaseException as error:
+        row = report.failure(error, CHECK_FILE, source)
+    else:
+        row = ["pass", "", None, False]
+        if proxies.link.ended:  # the tests caught the candidate's end, which is nothing to pass by
+            row = ["error", "the candidate ended", None, True]
+        elif not proxies.link.influenced:
+            report.unusable = "it never asks the candidate anything"
+    report.tests["check"] = row
+
+
+# ---- pytest ----
+
+
+def import_pytest():
+    import pytest
+
+    return pytest
+
+
+class Results:
+    """The plugin that notes what became of each test. The worst of its set-up, call and tear-down counts."""
+
+    def __init__(self, report, file, source):
+        self.report, self.file, self.source = report, file, source
+
+    def pytest_collection_modifyitems(self, items):
+        for item in items:
+            self.report.tests[self.name(item)] = ["skipped", "not run", None, False]
+
+    def name(self, item):
+        return item.nodeid.split("::", 1)[1]
+
+    def pytest_runtest_setup(self, item):
+        proxies.link.ended = False
+
+    def note_phase(self, item, call, phase):
+        name = self.name(item)
+        if phase.failed or proxies.link.ended:
+            error = call.excinfo.value if call.excinfo else AssertionError("the candidate ended in it")
+            if not self.report.tests[name][0] in ("wrong", "error"):
+                self.report.tests[name] = self.report.failure(error, self.file, self.source)
+        elif phase.skipped and self.report.tests[name][0] in ("pass", "skipped"):
+            self.report.tests[name] = ["skipped", str(call.excinfo.value)[:TEXT] if call.excinfo else "", None, False]
+        elif phase.when == "call":
+            self.report.tests[name] = ["pass", "", None, False]
+
+    def note_collection(self, phase):
+        call = getattr(phase, "call", None)
+        if phase.failed and call is not None and call.excinfo is not None:
+            self.report.collection.append(self.report.failure(call.excinfo.value, self.file, self.source))
+
+
+def results_plugin(pytest, report, file, source):
+    """`Results` with the hooks that need pytest's decorator."""
+
+    class Hooks(Results):
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_runtest_makereport(self, item, call):
+            outcome = yield
+            self.note_phase(item, call, outcome.get_result())
+
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_make_collect_report(self, collector):
+            outcome = yield
+            self.note_collection(outcome.get_result())
+
+    return Hooks(report, file, source)
+
+
+def run_pytest(source, report):
+    """Real pytest over `source`, in this process."""
+    try:
+        pytest = import_pytest()
+    except Exception as error:
+        report.unusable = f"pytest cannot be imported in the sandbox: {error!r}"
+        return
+    file = f"/tmp/{SUITE_FILE}"
+    with open(file, "w", encoding="utf-8") as stream:
+        stream.write(source)
+    try:
+        compile(source, file, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        report.unusable = f"it is not Python {sys.version.split()[0]}: {error}"
+        return
+    arguments = [*PYTEST_ARGUMENTS, *(part for name in UNUSED_PLUGINS for part in ("-p", f"no:{name}")), file]
+    plugin = results_plugin(pytest, report, file, source)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        pytest.main(arguments, plugins=[plugin])
+    passed = any(row[0] == "pass" for row in report.tests.values())
+    if not report.tests and not report.collection and not proxies.link.influenced:
+        report.unusable = report.unusable or "pytest finds no tests in it"
+    elif passed and not proxies.link.influenced:
+        report.unusable = report.unusable or "it never asks the candidate anything"
+
+
+# ---- checkers ----
+
+
+def run_checker(source):
+    """One answer per case, until the judge closes the pipe."""
+    linecache.cache["checker.py"] = (len(source), None, source.splitlines(True), "checker.py")
+    names = {"__name__": "checker", "__builtins__": builtins}
+    try:
+        exec(compile(source, "checker.py", "exec", dont_inherit=True), names)
+        reply = {"ready": True}
+    except BaseException as error:
+        reply = {"failed": shown(error, "checker.py")}
+    while True:
+        harness.send(json.dumps(reply).encode())
+        reply = check_case(names["check"], harness.receive()["case"])
+
+
+def check_case(check, case):
+    try:
+        arguments = [objects.from_wire(codec.from_json(part), codec.Opaque) for part in case]
+    except TypeError as error:
+        return {"malformed": str(error)}
+    try:
+        result = check(*arguments)
+    except BaseException as error:
+        return {"failed": shown(error, "checker.py")}
+    if type(result) is not bool:
+        return {"failed": f"it returned {result!r:.100}, not a bool"}
+    return {"result": result}
+
+
+# ---- white-box suites ----
+
+
+def run_suite():
+    """A pytest suite over the candidate as the real module `solution`. Untrusted: all of it is one process."""
+    harness.prepare(SUITE_FILE, buffered=False)
+    request = harness.receive()
+    sys.path.insert(1, TOOLS)
+    sys.path.insert(1, "/tmp")
+    with open("/tmp/solution.py", "w", encoding="utf-8") as stream:
+        stream.write(request["code"])
+    report = Report()
+    run_pytest(request["suite"], report)
+    message = json.dumps({"id": request["id"], "result": report.message()}, separators=(",", ":"))
+    harness.send(message.encode())
+    os._exit(0)
