@@ -33,7 +33,7 @@ from rl_posttrain.types import Execution
 FIRST_USER = 65534  # nobody; the n-th slot runs as this minus n, since the kernel counts some quotas by user
 USERS = 500
 TRUSTED_RUNS = 1000  # before a referee's container is replaced
-SOURCES = ("forkserver.py", "harness.py", "codec.py")
+SOURCES = ("forkserver.py", "harness.py", "codec.py", "objects.py", "proxies.py", "referee.py")
 PACKAGES, SHARED = "/packages", "/shared"  # inside a container
 TOOLS = f"{SHARED}/tools"  # pytest and what it needs
 

@@ -9,7 +9,6 @@ referees' containers, with pytest where it is there. Standard library only, Pyth
         {"case": [first, second, third]}                 {"result": bool}, {"failed": why} or {"malformed": why}
 """
 
-import ast
 import builtins
 import contextlib
 import json
@@ -17,7 +16,6 @@ import linecache
 import os
 import sys
 import traceback
-import types
 
 import codec  # from the same folder
 import harness
@@ -52,10 +50,11 @@ def serve():
         run_checker(request["checker"])
     proxies.install()
     report = Report()
-    if "check" in request:
-        run_check(request["check"], request["entry"], report)
-    else:
-        run_pytest(request["pytest"], report)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        if "check" in request:
+            run_check(request["check"], request["entry"], report)
+        else:
+            run_pytest(request["pytest"], report)
     harness.send(json.dumps({"report": report.message()}).encode())
     os._exit(0)
 
@@ -87,6 +86,13 @@ class Report:
         if serial is None and not link.ended and (not link.influenced or missing_module(cause, source)):
             self.unusable = self.unusable or f"it fails before it has asked the candidate anything: {text}"
         return ["wrong" if serial is None and not link.ended else "error", text, serial, link.ended]
+
+
+class InsideReport(Report):
+    """Of a suite in the candidate's own process, where one cannot tell whose an exception is."""
+
+    def failure(self, error, file, source):
+        return ["wrong" if isinstance(error, AssertionError) else "error", shown(error, file), None, False]
 
 
 def missing_module(error, source):
@@ -142,6 +148,7 @@ def run_check(source, entry, report):
 
 
 def import_pytest():
+    sys.path_importer_cache.pop(TOOLS, None)  # the folder may be younger than this container
     import pytest
 
     return pytest
@@ -167,7 +174,7 @@ class Results:
         name = self.name(item)
         if phase.failed or proxies.link.ended:
             error = call.excinfo.value if call.excinfo else AssertionError("the candidate ended in it")
-            if not self.report.tests[name][0] in ("wrong", "error"):
+            if self.report.tests[name][0] not in ("wrong", "error"):
                 self.report.tests[name] = self.report.failure(error, self.file, self.source)
         elif phase.skipped and self.report.tests[name][0] in ("pass", "skipped"):
             self.report.tests[name] = ["skipped", str(call.excinfo.value)[:TEXT] if call.excinfo else "", None, False]
@@ -214,8 +221,7 @@ def run_pytest(source, report):
         return
     arguments = [*PYTEST_ARGUMENTS, *(part for name in UNUSED_PLUGINS for part in ("-p", f"no:{name}")), file]
     plugin = results_plugin(pytest, report, file, source)
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        pytest.main(arguments, plugins=[plugin])
+    pytest.main(arguments, plugins=[plugin])
     passed = any(row[0] == "pass" for row in report.tests.values())
     if not report.tests and not report.collection and not proxies.link.influenced:
         report.unusable = report.unusable or "pytest finds no tests in it"
@@ -261,11 +267,12 @@ def run_suite():
     """A pytest suite over the candidate as the real module `solution`. Untrusted: all of it is one process."""
     harness.prepare(SUITE_FILE, buffered=False)
     request = harness.receive()
+    proxies.link.influenced = True
     sys.path.insert(1, TOOLS)
     sys.path.insert(1, "/tmp")
     with open("/tmp/solution.py", "w", encoding="utf-8") as stream:
         stream.write(request["code"])
-    report = Report()
+    report = InsideReport()
     run_pytest(request["suite"], report)
     message = json.dumps({"id": request["id"], "result": report.message()}, separators=(",", ":"))
     harness.send(message.encode())
