@@ -196,7 +196,8 @@ def rate_figures(table: dict[str, Contender], names: Sequence[str], seconds: flo
         if LATENCY in names:
             interval = 2 / statistics.median(rates["bwrap, imports"])
             pair = {name: hosts[name] for name in ("safe, imports", "bwrap, imports")}
-            figures[LATENCY] = latency_ratio(pair, seconds, rounds, interval)
+            count = max(5, round(seconds / interval))
+            figures[LATENCY] = latency_ratio(pair, rounds, count, interval)
     return figures
 
 
@@ -218,14 +219,14 @@ def show_rates(rates: dict[str, list[float]]) -> None:
     print_table("runs/s, two workers, all right", ["contender", "median", "lowest", "highest"], rows)
 
 
-def latency_ratio(hosts: dict[str, Host], seconds: float, rounds: int, interval: float | None) -> float:
-    """The first host's median latency over the second's; batches of `seconds` in turns."""
-    count = max(5, round(seconds / (interval or BUSY_SECONDS)))
+def latency_ratio(hosts: dict[str, Host], rounds: int, count: int, interval: float | None) -> float:
+    """The first host's median latency over the second's; `count` runs of each in turns, in every round."""
     taken: dict[str, list[float]] = {name: [] for name in hosts}
     with Progress(rounds, "latency") as bar:
         for turn in range(rounds):
             for name, host in hosts.items() if turn % 2 == 0 else reversed(hosts.items()):
-                time.sleep(PAUSE_SECONDS)
+                if interval is not None:
+                    time.sleep(PAUSE_SECONDS)
                 taken[name] += host.latencies(count, interval)
             bar.update(turn + 1, "", {})
     rows = []
@@ -251,7 +252,8 @@ def overhead_figures(seconds: float, rounds: int) -> Figures:
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     ours = Contender("pool", source, workers=1, output=output)
     with Host(ours) as here, Host(Contender("command", source, workers=1, argv=command)) as bare:
-        return {OVERHEAD: latency_ratio({"fast": here, "bare": bare}, seconds, rounds, interval=None)}
+        turns = max(5, round(rounds * seconds / BUSY_SECONDS))
+        return {OVERHEAD: latency_ratio({"fast": here, "bare": bare}, turns, count=1, interval=None)}
 
 
 # ---- memory ----
