@@ -102,12 +102,11 @@ def ask(operation, number, path, arguments=(), keywords=None) -> Any:
         link.influenced = link.ended = True
         raise CandidateEnded(reply["ended"])
     kind, body, mutated, printed = codec.from_json(reply["result"])
+    error: Any = None
     if kind == "error":
-        value = None
-        error: Any = candidate_error(body)
+        error = candidate_error(body)
         link.errors.append(error)
-    else:
-        error = None
+    value: Any = None
     try:
         if error is None:
             value = exception_class(body) if kind == "class" else objects.from_wire(body, find)
@@ -210,9 +209,16 @@ def candidate_error(body):
 class Remote:
     """The candidate's object `number`, or the module's `path`; its methods ask the candidate."""
 
+    __number: Any
+    __kind: str
+    __path: list
+    # "class": one that the test calls by its name; "instance": what it made of one; "": anything else.
+    __named: str
+    __items: collections.deque  # read ahead, of an iterator
+    __taken: int  # items of an iterator so far
+
     def __init__(self, number, kind, path=(), named=""):
         self.__dict__.update(_Remote__number=number, _Remote__kind=kind, _Remote__path=list(path))
-        # "class": one that the test calls by its name; "instance": what it made of one; "": anything else.
         self.__dict__.update(_Remote__named=named, _Remote__items=collections.deque(), _Remote__taken=0)
 
     def __ask(self, operation, /, *arguments, **keywords) -> Any:

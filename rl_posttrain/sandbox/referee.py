@@ -11,6 +11,8 @@ referees' containers, with pytest where it is there. Standard library only, Pyth
 
 import builtins
 import contextlib
+import importlib
+import io
 import json
 import linecache
 import os
@@ -24,22 +26,13 @@ import proxies
 
 TOOLS = "/shared/tools"  # pytest and what it needs
 CHECK_FILE, SUITE_FILE = "tests.py", "test_suite.py"
-PYTEST_ARGUMENTS = ("-c", "/dev/null", "--rootdir=/tmp", "--assert=plain", "--tb=native", "--strict-markers")
-# Not needed, and each costs time at every start; the terminal's would also print hidden tests.
-UNUSED_PLUGINS = "cacheprovider debugging pastebin junitxml doctest setuponly setupplan stepwise faulthandler".split()
+PYTEST_ARGUMENTS = ("-c", "/dev/null", "--rootdir=/tmp", "--assert=plain", "--tb=native", "-q", "--no-summary")
+# Not needed, and each costs time at every start.
+UNUSED_PLUGINS = (
+    "cacheprovider debugging doctest faulthandler junitxml legacypath pastebin setuponly setupplan stepwise "
+    "threadexception unraisableexception"
+).split()
 TEXT = 500  # characters that say how a test failed
-
-os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-try:
-    if os.path.isdir(os.path.join(TOOLS, "pytest")) and TOOLS in sys.path:
-        import _pytest.config
-        import pytest
-
-        for _plugin in _pytest.config.default_plugins:
-            __import__(f"_pytest.{_plugin}")
-except Exception as _error:  # checks and checkers do not need it; who does is told by `import_pytest`
-    sys.modules.pop("pytest", None)
-    print(f"pytest: {_error!r}", file=sys.stderr)
 
 
 def serve():
@@ -50,13 +43,30 @@ def serve():
         run_checker(request["checker"])
     proxies.install()
     report = Report()
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        if "check" in request:
+    if "check" in request:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             run_check(request["check"], request["entry"], report)
-        else:
-            run_pytest(request["pytest"], report)
+    else:
+        run_pytest(request["pytest"], report)
     harness.send(json.dumps({"report": report.message()}).encode())
     os._exit(0)
+
+
+def preload():
+    """Imports pytest, if it is there already. Checks and checkers do not need it."""
+    if TOOLS not in sys.path or not os.path.isdir(os.path.join(TOOLS, "pytest")):
+        return False
+    try:
+        config = importlib.import_module("_pytest.config")
+        importlib.import_module("pytest")
+        for plugin in config.default_plugins:
+            importlib.import_module(f"_pytest.{plugin}")
+    except ImportError:  # `run_pytest` meets it too, and says so
+        return False
+    return True
+
+
+PRELOADED = preload()
 
 
 class Report:
@@ -64,18 +74,20 @@ class Report:
 
     `tests`: [name, outcome, text, number of the candidate's exception or None, whether the candidate ended in
     it]; the outcome is "pass", "wrong", "error" (the candidate raised it) or "skipped". `collection`: the same
-    for what kept pytest from finding tests. `unusable`: what is wrong with the tests themselves, "" if nothing.
+    for what kept pytest from finding tests. `unusable`: what is wrong with the tests themselves, "" if nothing;
+    `missing`: why pytest cannot be imported, "" if it can. `late`: it was imported by this run alone.
     """
 
     def __init__(self):
         self.tests = {}
         self.collection = []
-        self.unusable = ""
+        self.unusable = self.missing = ""
+        self.late = False
 
     def message(self):
         fields = {"tests": [[name, *row] for name, row in self.tests.items()], "collection": self.collection}
         fields["unusable"] = self.unusable or proxies.link.unusable
-        return {**fields, "influenced": proxies.link.influenced}
+        return {**fields, "missing": self.missing, "late": self.late, "influenced": proxies.link.influenced}
 
     def failure(self, error, file, source):
         """[outcome, text, serial, ended] of an exception that ended a test."""
@@ -147,13 +159,6 @@ def run_check(source, entry, report):
 # ---- pytest ----
 
 
-def import_pytest():
-    sys.path_importer_cache.pop(TOOLS, None)  # the folder may be younger than this container
-    import pytest
-
-    return pytest
-
-
 class Results:
     """The plugin that notes what became of each test. The worst of its set-up, call and tear-down counts."""
 
@@ -206,10 +211,13 @@ def results_plugin(pytest, report, file, source):
 
 def run_pytest(source, report):
     """Real pytest over `source`, in this process."""
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    sys.path_importer_cache.pop(TOOLS, None)  # the folder may be younger than this container
+    report.late = not PRELOADED
     try:
-        pytest = import_pytest()
+        pytest = importlib.import_module("pytest")
     except Exception as error:
-        report.unusable = f"pytest cannot be imported in the sandbox: {error!r}"
+        report.missing = repr(error)
         return
     file = f"/tmp/{SUITE_FILE}"
     with open(file, "w", encoding="utf-8") as stream:
@@ -221,10 +229,12 @@ def run_pytest(source, report):
         return
     arguments = [*PYTEST_ARGUMENTS, *(part for name in UNUSED_PLUGINS for part in ("-p", f"no:{name}")), file]
     plugin = results_plugin(pytest, report, file, source)
-    pytest.main(arguments, plugins=[plugin])
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        pytest.main(arguments, plugins=[plugin])
     passed = any(row[0] == "pass" for row in report.tests.values())
     if not report.tests and not report.collection and not proxies.link.influenced:
-        report.unusable = report.unusable or "pytest finds no tests in it"
+        report.unusable = report.unusable or f"pytest finds no tests in it: {said.getvalue()[-TEXT:]}"
     elif passed and not proxies.link.influenced:
         report.unusable = report.unusable or "it never asks the candidate anything"
 

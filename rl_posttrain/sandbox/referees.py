@@ -42,7 +42,7 @@ LIMITS = Limits(cpu_seconds=20, wall_seconds=60, memory_bytes=1 << 30, output_by
 STRETCH = 10  # how far a candidate's wall limit may stretch on a busy machine
 # Seconds of a candidate's wall limit on top of its own, for the tests' work between two questions.
 BETWEEN_QUESTIONS = 5.0
-PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 OLDER_PYTHON = ("exceptiongroup", "tomli", "typing_extensions")  # what pytest needs besides before Python 3.11
 KINDS = ("value", "items", "class", "error")
 
@@ -73,7 +73,11 @@ def judge_pytest(place: Place, setting: Setting, code: str, tests: PytestTests) 
     """
     place.share("tools", copy_pytest)
     relay = Relay(place, setting, code, {"pytest": tests.source})
-    return relay.verdict(tests.names, "the pytest file")
+    try:
+        return relay.verdict(tests.names, "the pytest file")
+    finally:
+        if relay.report is not None and relay.report["late"]:
+            place.discard()  # the referee's next container finds pytest when it starts, and loads it once
 
 
 def copy_pytest(folder: Path) -> None:
@@ -114,6 +118,11 @@ class Relay:
     def verdict(self, names: Sequence[str], what: str) -> Verdict:
         wall = LIMITS.wall_seconds + STRETCH * self.setting.limits.wall_seconds
         referee, _ = self.place.run_referee(Job("referee", replace(LIMITS, wall_seconds=wall)), self._talk)
+        if self.report is not None and self.report["missing"]:
+            raise SandboxUnavailable(
+                f"pytest cannot be imported by the sandbox's Python ({self.report['missing']}): for one older than "
+                "3.11, `pip install exceptiongroup tomli`; or give it the version of your own with sandbox.interpreter"
+            )
         if self.report is not None and self.report["unusable"]:
             raise UnusableTests(f"{what} is unusable: {self.report['unusable']}")
         if self.execution is None:
