@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
 from rl_posttrain.sandbox.judge import judge
 from rl_posttrain.sandbox.kinds import (
     Call,
@@ -39,11 +40,11 @@ from rl_posttrain.sandbox.kinds import (
     Tests,
     WhiteBoxTests,
 )
-from rl_posttrain.sandbox.languages import detect
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 from rl_posttrain.sandbox.processes import descendants
 from rl_posttrain.sandbox.seccomp import Profile
+from rl_posttrain.sandbox.selftest import detect
 from rl_posttrain.types import Verdict
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "sandbox" / "attacks"
@@ -57,7 +58,7 @@ VALUES = ((7, 49), (12, 5), (999, 243), (1024, 21))
 CALLS = FunctionTests("solve", tuple(Call((n,), value) for n, value in VALUES))
 CASES = StdioTests(tuple((f"{n}\n", f"{value}\n") for n, value in VALUES))
 CHECK = CheckTests(
-    "def check(candidate):\n"
+    "def check(candidate):\n    assert candidate(candidate(7)) == 97\n"
     + "".join(
         f"    got = candidate({n})\n    assert got == {v} and not got != {v} and got in [{v}]\n" for n, v in VALUES
     ),
@@ -68,6 +69,13 @@ PYTEST = PytestTests(
     f"@pytest.mark.parametrize(('n', 'value'), {VALUES!r})\n"
     "def test_value(n, value):\n    assert solve(n) == value\n",
     tuple(f"test_value[{n}-{value}]" for n, value in VALUES),
+)
+# In the candidate's names, as some benchmarks do it.
+PYTEST_STAR = PytestTests(
+    "import pytest\nfrom math import isclose\nfrom solution import *\n\n\n"
+    f"@pytest.mark.parametrize(('n', 'value'), {VALUES!r})\n"
+    "def test_value(n, value):\n    assert isclose(solve(n), value) and sorted([1, solve(n)])[0] == 1\n",
+    PYTEST.names,
 )
 WHITE_BOX = WhiteBoxTests(PYTEST.source)
 
@@ -94,6 +102,7 @@ KINDS = {
     "js": Kind(CASES, "right.js", "javascript"),
     "sh": Kind(CASES, "right.sh", "bash"),
     "pytest": Kind(PYTEST, "right.py"),
+    "pytest_star": Kind(PYTEST_STAR, "right.py"),
     "check": Kind(CHECK, "right.py"),
     "whitebox": Kind(WHITE_BOX, "right.py"),
 }
@@ -204,11 +213,17 @@ def run_attack(pool: Pool, attack: Attack, guard: Canary) -> Result:
     limits = dataclasses.replace(pool.config.limits, **attack.limits)
     pool.statistics()
     before, started = shared_memory_bytes(), time.monotonic()
-    verdict = _judge(pool, kind, code, limits)
-    for _ in range(kind.times - 1):
-        verdict = _judge(pool, kind, code, limits)
+    problems, verdict = [], None
+    try:
+        for _ in range(kind.times):
+            verdict = _judge(pool, kind, code, limits)
+    except SandboxUnavailable:
+        raise
+    except Exception as error:  # a trainer would stop at it, or lose the sample
+        problems.append(f"it makes the judge raise {error!r}")
     seconds = time.monotonic() - started
-    problems = [*_outcome_problems(attack, verdict, limits.cpu_seconds), *_leaks(verdict, guard)]
+    if verdict is not None:
+        problems += [*_outcome_problems(attack, verdict, limits.cpu_seconds), *_leaks(verdict, guard)]
     if retries := pool.statistics()["retries"]:
         problems.append(f"the sandbox failed {retries:.0f} times")
     if not guard.intact():
@@ -281,7 +296,8 @@ def _outcome_problems(attack: Attack, verdict: Verdict, cpu_seconds: float) -> I
     execution = verdict.executions[-1].status if verdict.executions else None
     if attack.executions and execution not in attack.executions:
         yield f"the execution is {execution!r} instead of {' or '.join(attack.executions)}"
-    if verdict.executions and (used := verdict.executions[-1].cpu_s) > 2 * cpu_seconds + 1:
+    used = verdict.executions[-1].cpu_s if verdict.executions else 0.0
+    if used > 2 * cpu_seconds + 1 and verdict.status != "compile_error":  # compilers have limits of their own
         yield f"it used {used:.1f} s of processor time; at most {cpu_seconds} are allowed"
     for flag in sorted(set(attack.flags) - {flag.name for flag in verdict.flags}):
         yield f"the flag {flag!r} is missing"

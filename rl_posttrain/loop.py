@@ -100,6 +100,7 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
     mean = {name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]}
     mean["policy/mismatch"] = measured[0]["policy/log_ratio_max"]  # the first update meets the policy that sampled
     metrics = rollout_metrics(collected.groups, collected.verdicts, collected.rewards)
+    metrics |= {f"sandbox/{name}": value for name, value in services.sandbox.statistics().items()}
     tokens = sum(len(rollout.completion_tokens) for group in collected.groups for rollout in group)
     return {**mean, **metrics, **timing({**collected.seconds, **clock.seconds}, tokens)}, collected
 

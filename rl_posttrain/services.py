@@ -24,7 +24,7 @@ from rl_posttrain.model.transformer import ModelConfig
 from rl_posttrain.rewards import verifiers
 from rl_posttrain.rewards.combine import RewardConfig
 from rl_posttrain.rollout.generate import RolloutConfig
-from rl_posttrain.sandbox.bubblewrap import find_bubblewrap
+from rl_posttrain.sandbox import selftest
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 from rl_posttrain.sharding import mesh as mesh_lib
 from rl_posttrain.sharding.mesh import MeshConfig
@@ -193,13 +193,18 @@ class Services:
     rows_multiple: Callable[[UpdateConfig], int]  # packed rows come in multiples of this
     checkpoints: Checkpoints
     trajectories: TrajectoryWriter
+    sandbox: Pool
 
 
 @contextlib.contextmanager
 def tools(config: Config) -> Iterator[Tools]:
-    """The sandboxes and helper processes that domains verify with; all ended at the end."""
-    find_bubblewrap()  # refuses early, with the remedy, where there is none
+    """The sandboxes and helper processes that domains verify with; all ended at the end.
+
+    Raises:
+      SandboxUnavailable: the sandbox does not work or does not protect here; the message has the remedy.
+    """
     with Pool(config.sandbox) as pool, contextlib.closing(verifiers.tools(pool)) as opened:
+        selftest.require(pool)  # no verdict without it: a protection that is missing here is named and refused
         yield opened
 
 
@@ -232,6 +237,7 @@ def build(config: Config, workdir: str) -> Iterator[Services]:
             domains=load_domains(config, opened),
             checkpoints=checkpoints,
             trajectories=TrajectoryWriter(filesystem.join(workdir, "trajectories")),
+            sandbox=opened.pool,
             **compiled(config, mesh),
         )
 

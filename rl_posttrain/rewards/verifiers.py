@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_posttrain.sandbox.bubblewrap import confined_command
-from rl_posttrain.sandbox.judge import Call, FunctionTests, judge_many
+from rl_posttrain.sandbox.judge import judge_many
+from rl_posttrain.sandbox.kinds import Call, FunctionTests
 from rl_posttrain.tasks.registry import Domain, FunctionCheck, Tools
 from rl_posttrain.types import Rollout, Verdict
 

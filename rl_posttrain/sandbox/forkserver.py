@@ -193,6 +193,8 @@ def candidate(control, job, channels, instructions):
             else:
                 os.dup2(descriptor, number, inheritable=True)
         os.closerange(CONTROL + 1, 1 << 20)
+        if job["mode"] == "command" and not os.access(job["argv"][0], os.X_OK):
+            raise FileNotFoundError(job["argv"][0])  # of ours: no fault of the candidate's
         restrict(job["limits"], instructions)
     except BaseException as error:
         failed = {"run": job["run"], "failed": f"set-up of the run: {error!r}"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +40,8 @@ class Language:
     artifact: str = ""
     package: str = ""  # what to install where a program is missing
     programs: tuple[str, ...] = ()  # that must be there
+    # Where the toolchain lies on this machine, or None; containers see it as /toolchains/NAME.
+    toolchain: Callable[[], str | None] | None = None
     profile: Profile = "single"  # "multi": programs of this language start processes as a matter of course
     threads: int = 0  # of the runtime's own, on top of `Limits.processes`
     proc: bool = False  # the runtime does not start without a /proc
@@ -62,6 +66,8 @@ class Language:
     def missing(self) -> str | None:
         """What has to be installed before candidates can be written in it; None when all is there."""
         absent = [path for path in self.programs if not os.path.exists(path)]
+        if self.toolchain is not None and self.toolchain() is None:
+            absent.append(f"a toolchain of {self.name}")
         return f"{absent[0]} is missing: `apt-get install {self.package}`" if absent else None
 
 
@@ -84,6 +90,57 @@ def precompile_header(folder: Path) -> None:
 
 
 CPP_FLAGS = ("-std=gnu++20", "-O2")
+
+
+@functools.cache
+def rust_toolchain() -> str | None:
+    """The folder that has bin/rustc: a distribution's, else the one that rustup has made the default."""
+    found = shutil.which("rustc") or shutil.which("rustc", path=os.path.expanduser("~/.cargo/bin"))
+    return None if found is None else _ask([found, "--print", "sysroot"])
+
+
+@functools.cache
+def go_toolchain() -> str | None:
+    """GOROOT."""
+    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    return None if found is None else _ask([found, "env", "GOROOT"])
+
+
+def _ask(command: list[str]) -> str | None:
+    answer = subprocess.run(command, capture_output=True, text=True)
+    return answer.stdout.strip() if answer.returncode == 0 and answer.stdout.strip() else None
+
+
+def compile_go_library(folder: Path) -> None:
+    """Compiles Go's standard library ahead, with a list of its packages for the compiler and the linker.
+
+    Go keeps the results in its own cache, so that this takes a minute once per machine, then seconds.
+    """
+    root = go_toolchain()
+    form = "{{if .Export}}{{.ImportPath}}={{.Export}}{{end}}"
+    listed = subprocess.run(
+        [f"{root}/bin/go", "list", "-export", "-trimpath", "-f", form, "std"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **GO_ENVIRONMENT, "GOROOT": str(root)},
+    )
+    lines = []
+    for number, line in enumerate(listed.stdout.split()):
+        package, _, archive = line.partition("=")
+        shutil.copy(archive, folder / f"{number}.a")
+        lines.append(f"packagefile {package}=/shared/go/{number}.a\n")
+    (folder / "importcfg").write_text("".join(lines))
+
+
+def find_toolchains() -> dict[str, str]:
+    """The folders of toolchains on this machine, by language."""
+    found = {name: language.toolchain() for name, language in LANGUAGES.items() if language.toolchain is not None}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+TOOLCHAINS = "/toolchains"  # inside a container
+GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOPROXY": "off", "GOTOOLCHAIN": "local", "GOFLAGS": ""}
 
 LANGUAGES: dict[str, Language] = {
     language.name: language
@@ -134,6 +191,40 @@ LANGUAGES: dict[str, Language] = {
             programs=("/bin/bash",),
             profile="multi",
             hello='read -r s; echo "$s $s"\n',
+        ),
+        Language(
+            name="rust",
+            source="main.rs",
+            compile=(f"{TOOLCHAINS}/rust/bin/rustc", "--edition", "2021", "-O", "-o", "main", "main.rs"),
+            artifact="main",
+            run=("/tmp/main",),
+            package="rustc",
+            toolchain=rust_toolchain,
+            proc=True,  # for the compiler, which finds its libraries through it
+            hello=(
+                "fn main() { let mut s = String::new(); std::io::stdin().read_line(&mut s).unwrap(); "
+                'println!("{} {}", s.trim(), s.trim()); }\n'
+            ),
+        ),
+        Language(
+            name="go",
+            source="main.go",
+            compile=(
+                "/bin/sh",
+                "-c",
+                f"go={TOOLCHAINS}/go/bin/go; list=/shared/go/importcfg; "
+                "$go tool compile -p main -complete -importcfg $list -o main.a main.go && "
+                "$go tool link -importcfg $list -o main main.a",
+            ),
+            artifact="main",
+            run=("/tmp/main",),
+            package="golang-go",
+            toolchain=go_toolchain,
+            threads=32,
+            reserved_bytes=256 << 20,
+            environment={**GO_ENVIRONMENT, "GOROOT": f"{TOOLCHAINS}/go", "GOCACHE": "/tmp/cache"},
+            share=compile_go_library,
+            hello=('package main\nimport "fmt"\nfunc main() { var s string; fmt.Scan(&s); fmt.Println(s, s) }\n'),
         ),
         Language(
             name="java",

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from rl_posttrain.sandbox import cgroups
-from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, reachable_copy
+from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, reachable_copy, readable_by_sandbox
 from rl_posttrain.sandbox.slot import InfrastructureError
 
 CLOSE_SECONDS = 15.0
@@ -27,17 +28,26 @@ class LauncherProcess:
 
     Attributes:
       shared: the folder that containers see, read-only.
+      toolchains: folders of compilers by language, as containers can be shown them.
       building: held while something is put there.
       groups: the control groups, or None; `delegation` says what they hold, or why there are none.
     """
 
-    def __init__(self, bubblewrap: str) -> None:
+    def __init__(self, bubblewrap: str, toolchains: Mapping[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
         self._folder.chmod(0o755)
         self.shared = self._folder / "shared"
         self.shared.mkdir()
         self.building = threading.Lock()
         self.bubblewrap = reachable_copy(bubblewrap, self._folder)
+        self.toolchains = dict(toolchains)
+        binds = []
+        for name, path in toolchains.items():
+            if not readable_by_sandbox(path):  # below /root, say; the launcher, as root, shows it elsewhere
+                target = self._folder / "toolchains" / name
+                target.mkdir(parents=True)
+                binds.append((path, str(target)))
+                self.toolchains[name] = str(target)
         self.groups, self.delegation = cgroups.find()
         self._names = itertools.count()
         self._retired: collections.deque[cgroups.Group] = collections.deque()
@@ -47,7 +57,7 @@ class LauncherProcess:
         number = theirs.fileno()
         # No preexec_fn and no change of user: Python then starts it with vfork, whatever this process's size.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", script, str(number), str(os.getpid()), str(self._folder)],
+            [sys.executable, "-I", "-S", script, str(number), str(os.getpid()), str(self._folder), json.dumps(binds)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(number,),

@@ -25,7 +25,11 @@ import sys
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
+CLONE_NEWNS, MNT_DETACH = 0x20000, 2
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 DESCRIPTORS = 16
+
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def move(process_lists):
@@ -85,6 +89,26 @@ def end(alive):
         time.sleep(0.005)
 
 
+def mount(source, target, flags):
+    if libc.mount(source, target, None, ctypes.c_ulong(flags), None) < 0:
+        raise OSError(ctypes.get_errno(), f"mount {target}")
+
+
+def show(binds):
+    """Mounts folders, read-only, where an unprivileged user can reach them; seen by this process's children alone."""
+    if libc.unshare(CLONE_NEWNS) < 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    mount(b"none", b"/", MS_REC | MS_PRIVATE)
+    for source, target in binds:
+        mount(source.encode(), target.encode(), MS_BIND)
+        mount(b"none", target.encode(), MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def hide(binds):
+    """Undoes `show`, so that removing the folders around the mounts cannot reach what is mounted. Whether it worked."""
+    return all(libc.umount2(target.encode(), MNT_DETACH) == 0 for _, target in binds)
+
+
 def serve(control, trainer):
     alive = set()
     wake, woken = os.pipe()
@@ -123,15 +147,23 @@ def serve(control, trainer):
 def main():
     control = socket.socket(fileno=int(sys.argv[1]))
     trainer_pid = int(sys.argv[2])
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     trainer = os.pidfd_open(trainer_pid)
     if os.getppid() != trainer_pid:  # it ended before the line above, and the number may be another's by now
         return
+    folder, binds = sys.argv[3], json.loads(sys.argv[4])
+    try:
+        if binds:
+            show(binds)
+    except OSError as error:  # not our machine's root after all: what needs them is refused by name when it is run
+        print(f"the sandbox cannot show {', '.join(source for source, _ in binds)}: {error}", file=sys.stderr)
+        binds = []
     try:
         serve(control, trainer)
     finally:
         # What containers show of it is in use until the last of them has ended, and that is now.
-        shutil.rmtree(sys.argv[3], ignore_errors=True)
+        if hide(binds):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

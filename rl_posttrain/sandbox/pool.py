@@ -19,10 +19,12 @@ from rl_posttrain.sandbox.bubblewrap import (
     SandboxUnavailable,
     find_bubblewrap,
     find_interpreter,
+    make_readable,
     readable_by_sandbox,
     slot_command,
     unprivileged_user,
 )
+from rl_posttrain.sandbox.languages import TOOLCHAINS, find_toolchains
 from rl_posttrain.sandbox.launch import LauncherProcess
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.seccomp import FILTER_NAMES, FilterName, build_filter
@@ -313,6 +315,8 @@ class Pool:
     def _image(self, launcher: LauncherProcess, kind: str) -> Image:
         interpreter, binds = find_interpreter(self.config.interpreter)
         binds = [*binds, "--ro-bind", str(launcher.shared), SHARED]
+        for name, path in launcher.toolchains.items():
+            binds += ["--ro-bind", path, f"{TOOLCHAINS}/{name}"]
         paths, preload = [TOOLS], ("referee",)
         if kind != "referee":
             paths, preload = [], self.config.preload
@@ -337,8 +341,12 @@ class Pool:
                 self._launcher.close()
                 self._launcher = None
             if self._launcher is None:
-                self._launcher = LauncherProcess(find_bubblewrap())
+                self._launcher = LauncherProcess(find_bubblewrap(), find_toolchains())
             return self._launcher
+
+    def delegation(self) -> str:
+        """What control groups hold here, or why there are none."""
+        return self._require_launcher().delegation
 
     def shared(self, name: str, build: Callable[[Path], None]) -> None:
         """Makes SHARED/`name` in the containers, once: `build` fills its folder with what every candidate may read."""
@@ -349,6 +357,7 @@ class Pool:
                 partial = launcher.shared / f".{name}"
                 partial.mkdir()
                 build(partial)
+                make_readable(partial)
                 partial.rename(folder)
 
     def close(self) -> None:

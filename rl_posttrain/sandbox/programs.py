@@ -64,7 +64,7 @@ def judge_programs(place: Place, setting: Setting, code: str, tests: StdioTests)
 
 def refused(execution: Execution, count: int) -> Verdict:
     """The verdict on a program that was not compiled."""
-    words = execution.stderr.strip().splitlines()
+    words = (execution.stderr.strip() or execution.stdout.strip()).splitlines()  # Go's compiler writes to stdout
     if execution.status == "compile_error":
         detail = next((line for line in words if "error" in line), words[0] if words else how_ended(execution))
     else:

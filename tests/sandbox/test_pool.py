@@ -156,7 +156,7 @@ def test_slots_are_recycled():
         pids = []
         for _ in range(4):
             assert judge(pool, GOOD, TESTS).passed
-            pids.append(pool._idle[-1][1].pid)
+            pids.append(pool._places[-1]._slots["candidate"].pid)
     assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
@@ -189,7 +189,8 @@ def test_no_descriptor_is_leaked():
 
 TRAINER = """
 import sys, threading, time
-from rl_posttrain.sandbox.judge import Call, FunctionTests, judge
+from rl_posttrain.sandbox.judge import judge
+from rl_posttrain.sandbox.kinds import Call, FunctionTests
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 pool = Pool(PoolConfig(slots=1))
 assert judge(pool, "def solve(n): return n + 1", FunctionTests("solve", (Call((1,), 2),))).passed
@@ -217,7 +218,7 @@ def test_a_pool_started_by_a_thread_outlives_the_thread():
             thread = threading.Thread(target=lambda: verdicts.append(judge(pool, GOOD, TESTS)))
             thread.start()
             thread.join()
-        slot = pool._idle[-1][1]
+        slot = pool._places[-1]._slots["candidate"]
         assert all(verdict.passed for verdict in verdicts) and slot.runs == 2
 
 
@@ -322,7 +323,6 @@ def test_a_machine_without_a_working_sandbox_raises(monkeypatch, script, remedy)
             broken.write_text(f"#!/bin/sh\n{script}\n")
             broken.chmod(0o755)
         monkeypatch.setattr(pool_module, "find_bubblewrap", lambda: str(broken))
-        monkeypatch.setattr(pool_module, "reachable_copy", lambda path: None)
         with Pool(PoolConfig(slots=1)) as pool:
             for _ in range(2):
                 with pytest.raises(SandboxUnavailable, match=remedy):
