@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_posttrain.sandbox.codec import Malformed, decode
+from rl_posttrain.sandbox.job import RunEnded
 from rl_posttrain.sandbox.languages import Language
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Pool
 from rl_posttrain.sandbox.seccomp import Profile
-from rl_posttrain.sandbox.slot import RunEnded, Session
+from rl_posttrain.sandbox.session import Session
 from rl_posttrain.types import Execution, Flag, Outcome, Verdict, VerdictStatus
 
 TAMPERING = {"unsolicited_frame", "forged_frame", "passes_twin"}
@@ -91,7 +92,7 @@ def decide(answers: Sequence[Answer], count: int, executions: Sequence[Execution
         answers.append(unanswered)
     answers += [Answer("skipped", "not run")] * (count - len(answers))
     tests = tuple(answer.outcome == "pass" for answer in answers)
-    outcomes = tuple(answer.outcome for answer in answers)
+    outcomes: tuple[Outcome, ...] = tuple(answer.outcome for answer in answers)
     if all(tests):
         return Verdict("pass", tests, "", tuple(executions), flags, outcomes)
     failed = next(answer for answer in answers if answer.outcome != "pass")
@@ -102,7 +103,8 @@ def decide(answers: Sequence[Answer], count: int, executions: Sequence[Execution
 
 def void(count: int, detail: str, executions: tuple[Execution, ...], flags: tuple[Flag, ...]) -> Verdict:
     """The verdict on a candidate that tampered: every test fails, whatever it answered."""
-    return Verdict("malformed", (False,) * count, detail, executions, flags, ("malformed",) * count)
+    outcomes: tuple[Outcome, ...] = ("malformed",) * count
+    return Verdict("malformed", (False,) * count, detail, executions, flags, outcomes)
 
 
 def why_ended(execution: Execution) -> Answer:

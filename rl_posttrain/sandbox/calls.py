@@ -5,10 +5,11 @@ from __future__ import annotations
 from rl_posttrain.sandbox.answers import LIMIT_STATUSES, SHOWN, Answer, Setting, ask, decide, why_ended
 from rl_posttrain.sandbox.codec import Malformed, decode, encode, to_json
 from rl_posttrain.sandbox.compare import normalise, same
+from rl_posttrain.sandbox.job import Job, RunEnded
 from rl_posttrain.sandbox.kinds import Call, FunctionTests
 from rl_posttrain.sandbox.pool import Place
 from rl_posttrain.sandbox.referees import Checker
-from rl_posttrain.sandbox.slot import Job, RunEnded, Session
+from rl_posttrain.sandbox.session import Session
 from rl_posttrain.types import Verdict
 
 

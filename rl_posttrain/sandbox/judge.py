@@ -12,13 +12,13 @@ from functools import partial
 from rl_posttrain.sandbox import languages
 from rl_posttrain.sandbox.answers import Setting
 from rl_posttrain.sandbox.calls import judge_calls
+from rl_posttrain.sandbox.job import InfrastructureError
 from rl_posttrain.sandbox.kinds import CheckTests, FunctionTests, PytestTests, StdioTests, Tests, WhiteBoxTests
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Place, Pool, Submission
 from rl_posttrain.sandbox.programs import judge_programs
 from rl_posttrain.sandbox.referees import judge_check, judge_pytest
 from rl_posttrain.sandbox.seccomp import Profile
-from rl_posttrain.sandbox.slot import InfrastructureError
 from rl_posttrain.sandbox.whitebox import judge_whitebox
 from rl_posttrain.types import Execution, Flag, Verdict
 

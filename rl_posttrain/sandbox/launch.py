@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rl_posttrain.sandbox import cgroups
 from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, reachable_copy, readable_by_sandbox
-from rl_posttrain.sandbox.slot import InfrastructureError
+from rl_posttrain.sandbox.job import InfrastructureError
 
 CLOSE_SECONDS = 15.0
 RETIRED = 8  # groups of ended slots that wait for their removal

@@ -24,11 +24,13 @@ from rl_posttrain.sandbox.bubblewrap import (
     slot_command,
     unprivileged_user,
 )
+from rl_posttrain.sandbox.job import InfrastructureError, Job, MemoryExceeded
 from rl_posttrain.sandbox.languages import TOOLCHAINS, find_toolchains
 from rl_posttrain.sandbox.launch import LauncherProcess
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.seccomp import FILTER_NAMES, FilterName, build_filter
-from rl_posttrain.sandbox.slot import Image, InfrastructureError, Job, MemoryExceeded, Session, Slot
+from rl_posttrain.sandbox.session import Session
+from rl_posttrain.sandbox.slot import Image, Slot
 from rl_posttrain.sandbox.statistics import Statistics
 from rl_posttrain.types import Execution
 

@@ -23,12 +23,13 @@ from rl_posttrain.sandbox.answers import (
     why_ended,
 )
 from rl_posttrain.sandbox.bubblewrap import SANDBOX_ENVIRONMENT
+from rl_posttrain.sandbox.job import Job
 from rl_posttrain.sandbox.kinds import StdioTests
 from rl_posttrain.sandbox.languages import COMPILE_LIMITS
 from rl_posttrain.sandbox.pool import Place
 from rl_posttrain.sandbox.referees import Checker
-from rl_posttrain.sandbox.slot import Job, Session
-from rl_posttrain.types import Execution, Verdict
+from rl_posttrain.sandbox.session import Session
+from rl_posttrain.types import Execution, Outcome, Verdict
 
 SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")  # of Python: found before anything ran
 ERROR_LINE = re.compile(r"(Exception in \S+ \S+ )?[\w.]*(Error|Exception)\b")
@@ -69,7 +70,7 @@ def refused(execution: Execution, count: int) -> Verdict:
         detail = next((line for line in words if "error" in line), words[0] if words else how_ended(execution))
     else:
         detail = why_ended(execution).detail
-    outcomes = ("compile_error",) * count
+    outcomes: tuple[Outcome, ...] = ("compile_error",) * count
     return Verdict(
         "compile_error", (False,) * count, f"compiling: {detail[: 2 * SHOWN]}", (execution,), execution.flags, outcomes
     )

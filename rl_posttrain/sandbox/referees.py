@@ -31,10 +31,11 @@ from rl_posttrain.sandbox.answers import (
 )
 from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, make_readable
 from rl_posttrain.sandbox.codec import Malformed, Members, Opaque, Pairs, decode, to_json
+from rl_posttrain.sandbox.job import Job, RunEnded
 from rl_posttrain.sandbox.kinds import CheckTests, PytestTests
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Place
-from rl_posttrain.sandbox.slot import Job, RunEnded, Session
+from rl_posttrain.sandbox.session import Session
 from rl_posttrain.types import Execution, Verdict
 
 # The referee's own. Its clock also runs while the candidate thinks.

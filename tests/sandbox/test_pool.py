@@ -13,10 +13,11 @@ import pytest
 
 from rl_posttrain.sandbox import pool as pool_module
 from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
+from rl_posttrain.sandbox.job import InfrastructureError
 from rl_posttrain.sandbox.judge import judge, judge_many
 from rl_posttrain.sandbox.kinds import Call, FunctionTests, StdioTests
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
-from rl_posttrain.sandbox.slot import InfrastructureError, Slot
+from rl_posttrain.sandbox.slot import Slot
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = "def solve(n): return n + 1"
@@ -85,7 +86,20 @@ def test_namespaces_are_fresh_and_small(pool):
 
 def test_the_file_system_is_read_only_and_holds_the_system_alone(pool):
     names = value_of(pool, "sorted(os.listdir('/'))", "import os")
-    assert set(eval(names)) <= {"bin", "dev", "etc", "harness", "lib", "lib32", "lib64", "sbin", "tmp", "usr"}
+    assert set(eval(names)) <= {
+        "bin",
+        "dev",
+        "etc",
+        "harness",
+        "lib",
+        "lib32",
+        "lib64",
+        "sbin",
+        "shared",
+        "tmp",
+        "toolchains",
+        "usr",
+    }
     setup = """
 import os
 def writable(folder):
