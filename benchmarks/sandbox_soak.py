@@ -20,6 +20,7 @@ from pathlib import Path
 
 from experiments import attacks
 from rl_posttrain.observability.progress import Progress, print_table
+from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
 from rl_posttrain.sandbox.judge import submit
 from rl_posttrain.sandbox.kinds import Call, CheckTests, FunctionTests, StdioTests, Tests
 from rl_posttrain.sandbox.limits import Limits
@@ -33,8 +34,7 @@ IN_FLIGHT = 8 * SLOTS
 RIGHT_LIMITS = Limits(cpu_seconds=10.0, wall_seconds=60.0)  # no right program takes a second
 HOSTILE_LIMITS = Limits(cpu_seconds=0.5, wall_seconds=2.0)
 SETTLE_SECONDS = 15.0
-GROWTH_MB = 8.0  # of this process, from the first quarter to the end: more counts as a leak
-SHOWN = 5
+GROWTH_MB = 16.0  # of this process in the second half: more counts as a leak, less is what the allocator scatters
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -276,12 +276,13 @@ def own_temporary_folder() -> Iterator[str]:
 
 
 class Tally:
-    """Counts of what became of the runs, and the first few that went wrong."""
+    """Counts of what became of the runs; of each way and program that went wrong, how often and one verdict."""
 
     def __init__(self) -> None:
         self.runs = 0
         self.counts: Counter[str] = Counter()
-        self.examples: list[list[str]] = []
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.examples: dict[tuple[str, str], str] = {}
 
     def add(self, program: Program, verdict: Verdict) -> None:
         self.runs += 1
@@ -293,8 +294,8 @@ class Tally:
             wrong = "false pass" if verdict.passed else "false fail"
         if wrong is not None:
             self.counts[wrong] += 1
-            self.examples.append([wrong, program.name, f"{verdict.status}: {verdict.detail}"[:300]])
-            del self.examples[SHOWN:]
+            self.failures[wrong, program.name] += 1
+            self.examples[wrong, program.name] = f"{verdict.status}: {verdict.detail}"[:300]
 
 
 def settling(programs: list[Program]) -> list[Program]:
@@ -317,13 +318,27 @@ def mixture(programs: list[Program], runs: int, seed: int) -> Iterator[Program]:
         yield draw.choice(right if draw.random() < 0.5 else hostile)
 
 
+def outcome(future: Future[Verdict]) -> Verdict:
+    """The verdict. A candidate that makes the judge raise has broken it, which is counted like a broken slot.
+
+    Raises:
+      SandboxUnavailable: this machine cannot run candidate code.
+    """
+    try:
+        return future.result()
+    except SandboxUnavailable:
+        raise
+    except Exception as error:
+        return Verdict(status="infra_error", detail=f"the judge raised {error!r}")
+
+
 def run_all(pool: Pool, programs: Iterable[Program], tally: Tally, bar: Progress) -> None:
     """Runs all, as many at one time as keep every slot busy and no more: memory of this process stays flat."""
     pending: deque[tuple[Program, Future[Verdict]]] = deque()
 
     def take() -> None:
         program, future = pending.popleft()
-        tally.add(program, future.result())
+        tally.add(program, outcome(future))
         shown = ("false pass", "false fail", "infra error")
         bar.update(tally.runs, "", {name: tally.counts[name] for name in shown})
 
@@ -352,7 +367,7 @@ def measure(runs: int) -> dict[str, float]:
         with Pool(PoolConfig(slots=SLOTS, runs_per_slot=RUNS_PER_SLOT)) as pool, Progress(runs, "soak") as bar:
             programs = all_programs(pool, guard, marker)
             mixed = mixture(programs, runs, seed=0)
-            run_all(pool, itertools.islice(mixed, max(runs // 4, len(settling(programs)))), tally, bar)
+            run_all(pool, itertools.islice(mixed, max(runs // 2, len(settling(programs)))), tally, bar)
             warm, warm_mb = fullest(look), resident_mb()
             run_all(pool, mixed, tally, bar)
             idle, growth_mb = settled(look, warm), resident_mb() - warm_mb
@@ -367,8 +382,9 @@ def report(tally: Tally, leaks: dict[str, int], growth_mb: float, seconds: float
     names = ("right", "hostile", "false pass", "false fail", "infra error")
     print_table(f"soak on {SLOTS} slots, {seconds:.0f} s", names, [[tally.counts[name] for name in names]])
     print_table("left behind", ["kind", "count"], [list(row) for row in leaks.items()])
-    if tally.examples:
-        print_table("went wrong", ["how", "program", "verdict"], tally.examples)
+    if tally.failures:
+        rows = [[*key, count, tally.examples[key]] for key, count in tally.failures.most_common()]
+        print_table("went wrong", ["how", "program", "times", "a verdict"], rows)
     return {
         "soak_runs": tally.runs,
         "soak_false_pass": tally.counts["false pass"],

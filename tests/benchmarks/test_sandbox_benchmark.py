@@ -79,11 +79,8 @@ def test_the_tally_counts_what_went_wrong():
         tally.add(program, verdict)
     tally.add(hostile, Verdict(status="infra_error", detail="the slot died"))
     assert tally.counts == {"right": 2, "hostile": 3, "false fail": 1, "false pass": 1, "infra error": 1}
-    assert [example[:2] for example in tally.examples] == [
-        ["false fail", right.name],
-        ["false pass", "h"],
-        ["infra error", "h"],
-    ]
+    assert tally.failures == {("false fail", right.name): 1, ("false pass", "h"): 1, ("infra error", "h"): 1}
+    assert tally.examples["infra error", "h"] == "infra_error: the slot died"
 
 
 def test_the_mixture_starts_with_right_programs_and_has_both():
