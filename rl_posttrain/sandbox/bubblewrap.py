@@ -168,6 +168,8 @@ def readable_by_sandbox(path: str) -> bool:
     if os.geteuid() != 0:
         return os.access(path, os.R_OK)
     real = Path(os.path.realpath(path))
+    if not real.exists():
+        return False
     if not all(parent.stat().st_mode & stat.S_IXOTH for parent in real.parents):
         return False
     return bool(real.stat().st_mode & stat.S_IROTH)

@@ -28,7 +28,7 @@ def judge_calls(place: Place, setting: Setting, code: str, tests: FunctionTests)
                     "IndentationError",
                     "TabError",
                 )
-                answers.append(Answer("compile_error", load.detail) if syntax else load)
+                answers.extend([Answer("compile_error", load.detail)] * len(tests.calls) if syntax else [load])
                 return
             for call in tests.calls:
                 question = {"entry": tests.entry, "arguments": to_json(list(call.arguments))}

@@ -70,7 +70,11 @@ def load(name, file, code):
     module.__dict__["__builtins__"] = builtins
     sys.modules[name] = module
     linecache.cache[file] = (len(code), None, code.splitlines(True), file)
-    exec(compile(code, file, "exec", dont_inherit=True), module.__dict__)
+    try:
+        compiled = compile(code, file, "exec", dont_inherit=True)
+    except ValueError as error:  # null characters, before Python 3.12
+        raise SyntaxError(str(error)) from None
+    exec(compiled, module.__dict__)
     return module
 
 

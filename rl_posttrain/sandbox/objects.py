@@ -31,6 +31,7 @@ import harness
 
 FILE = "solution.py"
 ITEMS = 100_000  # of one iteration over an object that knows its length
+BUILTIN = "builtin"  # in place of a number, before the name of a function or class that both sides have
 PRINTED = 1 << 16  # characters of one operation's output that are passed on
 
 
@@ -86,7 +87,8 @@ class Handles:
         return f"{self._numbers[id(value)]} {type(value).__qualname__}"
 
     def find(self, name):
-        return self._objects[int(name.split(" ")[0])]
+        number, _, kind = name.partition(" ")
+        return getattr(builtins, kind) if number == BUILTIN else self._objects[int(number)]
 
     def object(self, number):
         return self._objects[number]

@@ -40,7 +40,7 @@ class CandidateEnded(BaseException):
 
 
 class CannotCross(TypeError):
-    """A test hands over what is not plain data, which is the test's fault."""
+    """A test hands over what is not plain data."""
 
 
 class Link:
@@ -63,17 +63,25 @@ link = Link()
 
 
 def name_of(value):
-    """How an argument that is not plain data crosses: as the handle that it stands for."""
+    """How an argument that is not plain data crosses: the handle that it stands for, or the name of a builtin."""
     if type(value) is Remote and value._Remote__number is not None:
         return f"{value._Remote__number} {value._Remote__kind}"
-    handle = getattr(value, "_candidate_handle", None) if isinstance(value, type) else None
+    remote = vars(value).get("_candidate_remote") if isinstance(value, BaseException) else None
+    if remote is not None:
+        return name_of(remote)
+    handle = vars(value).get("_candidate_handle") if isinstance(value, type) else None
     if handle is not None:
         return handle
-    link.unusable = (
+    name = getattr(value, "__name__", None)
+    if type(name) is str and getattr(builtins, name, None) is value:
+        return f"{objects.BUILTIN} {name}"
+    what = (
         f"a test hands the candidate a {type(value).__qualname__}: only plain values (None, bool, int, float, "
-        "complex, str, bytes, list, tuple, dict, set) and the candidate's own objects can cross"
+        "complex, str, bytes, list, tuple, dict, set), builtins and the candidate's own objects can cross"
     )
-    raise CannotCross(link.unusable)
+    if isinstance(value, types.FunctionType) or not link.influenced:  # it cannot be of the candidate's making
+        link.unusable = what
+    raise CannotCross(what)
 
 
 def find(name):

@@ -5,6 +5,7 @@ referees' containers, with pytest where it is there. Standard library only, Pyth
 
     {"check": source, "entry"} or {"pytest": source}     then questions {"ask": ...} to the candidate, answered
         {"result": RESULT} or {"ended": why}, and at last {"report": {...}}, see `Report`
+    {"collect": source}                                  {"report": {...}}, of a suite with a stand-in candidate
     {"checker": source}                                  {"ready": true} or {"failed": why}; then for every
         {"case": [first, second, third]}                 {"result": bool}, {"failed": why} or {"malformed": why}
 """
@@ -46,6 +47,8 @@ def serve():
     if "check" in request:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             run_check(request["check"], request["entry"], report)
+    elif "collect" in request:
+        collect(request["collect"], report)
     else:
         run_pytest(request["pytest"], report)
     harness.send(json.dumps({"report": report.message()}).encode())
@@ -209,7 +212,7 @@ def results_plugin(pytest, report, file, source):
     return Hooks(report, file, source)
 
 
-def run_pytest(source, report):
+def run_pytest(source, report, *options):
     """Real pytest over `source`, in this process."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     sys.path_importer_cache.pop(TOOLS, None)  # the folder may be younger than this container
@@ -227,7 +230,7 @@ def run_pytest(source, report):
     except SyntaxError as error:
         report.unusable = f"it is not Python {sys.version.split()[0]}: {error}"
         return
-    arguments = [*PYTEST_ARGUMENTS, *(part for name in UNUSED_PLUGINS for part in ("-p", f"no:{name}")), file]
+    arguments = [*PYTEST_ARGUMENTS, *options, *(part for name in UNUSED_PLUGINS for part in ("-p", f"no:{name}")), file]
     plugin = results_plugin(pytest, report, file, source)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -274,16 +277,29 @@ def check_case(check, case):
 
 
 def run_suite():
-    """A pytest suite over the candidate as the real module `solution`. Untrusted: all of it is one process."""
+    """A pytest suite over the candidate as the real module `solution`. Untrusted: all of it is one process.
+
+    {"id", "code", "suite"}; reply {"id", "result": [[[name, outcome, text], ...], complaint]}
+    """
     harness.prepare(SUITE_FILE, buffered=False)
     request = harness.receive()
-    proxies.link.influenced = True
     sys.path.insert(1, TOOLS)
     sys.path.insert(1, "/tmp")
     with open("/tmp/solution.py", "w", encoding="utf-8") as stream:
         stream.write(request["code"])
     report = InsideReport()
     run_pytest(request["suite"], report)
-    message = json.dumps({"id": request["id"], "result": report.message()}, separators=(",", ":"))
-    harness.send(message.encode())
+    rows = [[name, *row[:2]] for name, row in report.tests.items()]
+    complaint = report.missing or report.unusable or "".join(row[1] for row in report.collection[:1])
+    message = {"id": request["id"], "result": [rows, complaint]}
+    harness.send(json.dumps(message, separators=(",", ":")).encode())
     os._exit(0)
+
+
+def collect(source, report):
+    """Finds the tests of a suite without running them, with a stand-in for the candidate."""
+    from unittest import mock
+
+    sys.modules["solution"] = mock.MagicMock()
+    proxies.link.influenced = True
+    run_pytest(source, report, "--collect-only")

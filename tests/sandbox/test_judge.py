@@ -56,10 +56,17 @@ def test_an_exception_in_one_call_leaves_the_others(pool):
     assert verdict.status == "error" and verdict.tests == (True, False)
 
 
-@pytest.mark.parametrize("code", ["def add(a b): pass", "x = y", "import nothing_of_the_kind", "pass", "\0"])
+@pytest.mark.parametrize("code", ["x = y", "import nothing_of_the_kind", "pass", "raise SystemExit"])
 def test_code_that_does_not_load_or_lacks_the_entry_is_an_error(pool, code):
     verdict = judge(pool, code, ADD)
     assert verdict.status == "error" and verdict.tests == (False, False)
+
+
+@pytest.mark.parametrize("code", ["def add(a b): pass", "  x = 1", "if True:\n\tx = 1\n        y = 2", "\0"])
+def test_code_that_the_grammar_refuses_is_a_compile_error(pool, code):
+    verdict = judge(pool, code, ADD)
+    assert verdict.status == "compile_error" and verdict.tests == (False, False)
+    assert verdict.outcomes == ("compile_error", "compile_error")
 
 
 def test_methods_get_a_fresh_instance(pool):

@@ -333,9 +333,8 @@ def test_a_machine_without_a_working_sandbox_raises(monkeypatch, script, remedy)
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         broken = Path(folder) / "bwrap"
-        if script is not None:
-            broken.write_text(f"#!/bin/sh\n{script}\n")
-            broken.chmod(0o755)
+        broken.write_text(f"#!/bin/sh\n{script}\n")
+        broken.chmod(0o644 if script is None else 0o755)
         monkeypatch.setattr(pool_module, "find_bubblewrap", lambda: str(broken))
         with Pool(PoolConfig(slots=1)) as pool:
             for _ in range(2):
