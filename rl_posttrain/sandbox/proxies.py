@@ -23,6 +23,7 @@ import objects
 ITEMS = 100_000  # of one iterator
 SINGLE_ITEMS = 64  # asked for one by one, before an iterator is read ahead at all
 BATCH = 1000
+NOT_BOUND = ("_", "test", "pytest")  # names that would be tests, or hooks, of the tests' own
 PLAIN = (str, bytes, int, float, complex, tuple, frozenset)
 PLAIN_METHODS = {name for kind in PLAIN for name in dir(kind) if not name.startswith("__")}
 BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split()
@@ -106,8 +107,9 @@ def ask(operation, number, path, arguments=(), keywords=None) -> Any:
     question["keywords"] = objects.to_wire(keywords, name_of)
     harness.send(json.dumps({"ask": question}).encode())
     reply = harness.receive()
+    before, link.influenced = link.influenced, True  # whatever goes wrong from here on
     if "ended" in reply:
-        link.influenced = link.ended = True
+        link.ended = True
         raise CandidateEnded(reply["ended"])
     kind, body, mutated, printed = codec.from_json(reply["result"])
     error: Any = None
@@ -123,11 +125,11 @@ def ask(operation, number, path, arguments=(), keywords=None) -> Any:
     except (TypeError, ValueError) as reason:  # unhashable keys: no object of Python's looks like that
         error = RuntimeError(f"the candidate's answer is malformed: {reason}")
     sys.stdout.write(printed.encode("utf-8", "backslashreplace").decode())
-    defined = kind == "class" or (type(value) is Remote and value._Remote__kind in ("function", "type"))
-    if not (operation == "get" and number is None and defined and error is None):
-        link.influenced = True
     if error is not None:
         raise error
+    defined = kind == "class" or (type(value) is Remote and value._Remote__kind in ("function", "type"))
+    if operation == "get" and number is None and defined:
+        link.influenced = before  # it has shown no more than that it has this function
     return value
 
 
@@ -177,12 +179,16 @@ def exception_class(family):
         bases = (parent,) if known is None or issubclass(parent, known) else (parent, known)
         body = {"_candidate_handle": handle.name, "_candidate_message": None, "__str__": message_of}
         body["__getattr__"] = error_attribute
-        name = name.rpartition(".")[2]
         try:
-            link.classes[handle.name] = type(name, bases, body)
+            link.classes[handle.name] = type(class_name(name), bases, body)
         except TypeError:  # bases that do not go together here
-            link.classes[handle.name] = type(name, (parent,), body)
+            link.classes[handle.name] = type(class_name(name), (parent,), body)
     return link.classes[handle.name]
+
+
+def class_name(name):
+    name = name.rpartition(".")[2]
+    return name if name.isidentifier() else "CandidateError"
 
 
 def message_of(error):
@@ -203,9 +209,9 @@ def candidate_error(body):
     try:
         error = found(*objects.from_wire(arguments, find))
     except Exception:  # a constructor with a mind of its own
-        error = type(kind, (RuntimeError,), {})(message)
-    if found.__name__ != kind.rpartition(".")[2]:  # nothing ordinary: SystemExit, say
-        error = type(kind, (found,), {"__str__": message_of})(message)
+        error = type(class_name(kind), (RuntimeError,), {})(message)
+    if found.__name__ != class_name(kind):  # nothing ordinary: SystemExit, say
+        error = type(class_name(kind), (found,), {"__str__": message_of})(message)
     error._candidate_message = message  # type: ignore[attr-defined]
     error._candidate_remote = find(handle.name)  # type: ignore[attr-defined]
     return error
@@ -356,7 +362,7 @@ class Solution(types.ModuleType):
 
     def __getattr__(self, name):
         if name == "__all__":
-            return ask("names", None, [])
+            return star_names(sys._getframe(1).f_globals)
         if name.startswith("__"):
             raise AttributeError(name)
         try:
@@ -372,6 +378,13 @@ class Solution(types.ModuleType):
             super().__setattr__(name, value)
         else:
             ask("set", None, [], (name, value))
+
+
+def star_names(taken):
+    """What `from solution import *` binds in a test's module: nothing that means something there already."""
+    found = ask("names", None, [])
+    names = [name for name in found if type(name) is str and name.isidentifier()] if type(found) is list else []
+    return [n for n in names if n not in taken and not hasattr(builtins, n) and not n.lower().startswith(NOT_BOUND)]
 
 
 def install():
