@@ -136,7 +136,7 @@ def all_programs(pool: Pool, guard: attacks.Canary, marker: str) -> list[Program
     except FileNotFoundError as error:
         print(error)
         table = ()
-    missing = attacks.missing_kinds(pool) if table else {}
+    missing = attacks.missing_kinds() if table else {}
     for name in {attack.kind: None for attack in table if attack.kind not in missing}:
         kind = attacks.KINDS[name]
         code = (attacks.FOLDER / kind.right).read_text(encoding="utf-8")

@@ -40,11 +40,11 @@ from rl_posttrain.sandbox.kinds import (
     Tests,
     WhiteBoxTests,
 )
+from rl_posttrain.sandbox.languages import LANGUAGES
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 from rl_posttrain.sandbox.processes import descendants
 from rl_posttrain.sandbox.seccomp import Profile
-from rl_posttrain.sandbox.selftest import detect
 from rl_posttrain.types import Verdict
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "sandbox" / "attacks"
@@ -259,7 +259,7 @@ def run_all(config: PoolConfig, attacks: Iterable[Attack]) -> Iterator[Result]:
     attacks = tuple(attacks)
     known = set(descendants(os.getpid()))
     with canary() as guard, attack_pool(config) as pool:
-        missing = missing_kinds(pool)
+        missing = missing_kinds()
         for name in dict.fromkeys(attack.kind for attack in attacks):
             if name not in missing:
                 yield check_right(pool, name)
@@ -275,10 +275,9 @@ def run_all(config: PoolConfig, attacks: Iterable[Attack]) -> Iterator[Result]:
     yield Result("end of the pool", "", (f"{left} processes outlive the pool",) if left else ())
 
 
-def missing_kinds(pool: Pool) -> dict[str, str]:
-    """The kinds that cannot be run here, and why not."""
-    found = detect(pool)
-    reasons = {name: found.get(kind.language) for name, kind in KINDS.items()}
+def missing_kinds() -> dict[str, str]:
+    """The kinds whose languages are not installed here, and what to do."""
+    reasons = {name: LANGUAGES[kind.language].missing() for name, kind in KINDS.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 

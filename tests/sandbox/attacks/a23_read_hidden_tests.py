@@ -2,13 +2,14 @@ import os
 import sys
 
 WORDS = ("KEY", "TOKEN", "TEST", "SECRET")
+PUBLIC = ("/usr", "/lib", "/proc/", "/toolchains", "/shared/tools")  # software, which everybody may read
 
 
 def search():
     found = []
     for root in ("/", "/harness", "/root", "/home", "/proc", "/etc", "/var", "/mnt"):
         for folder, folders, files in os.walk(root):
-            if folder.startswith(("/usr", "/lib", "/proc/")):
+            if folder.startswith(PUBLIC):
                 folders.clear()
                 continue
             found += [f for f in files if "test" in f or f.endswith((".jsonl", ".parquet", "judge.py", "kinds.py"))]
