@@ -78,6 +78,10 @@ PYTEST_STAR = PytestTests(
     PYTEST.names,
 )
 WHITE_BOX = WhiteBoxTests(PYTEST.source)
+WHITE_BOX_LITERALS = WhiteBoxTests(
+    "from solution import solve\n"
+    + "".join(f"\n\ndef test_{n}():\n    assert solve({n}) == {value}\n" for n, value in VALUES)
+)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ KINDS = {
     "pytest_star": Kind(PYTEST_STAR, "right.py"),
     "check": Kind(CHECK, "right.py"),
     "whitebox": Kind(WHITE_BOX, "right.py"),
+    "whitebox_literals": Kind(WHITE_BOX_LITERALS, "right.py"),
 }
 
 

@@ -2,7 +2,8 @@ import os
 import sys
 
 WORDS = ("KEY", "TOKEN", "TEST", "SECRET")
-PUBLIC = ("/usr", "/lib", "/proc/", "/toolchains", "/shared/tools")  # software, which everybody may read
+# Software, which everybody may read.
+PUBLIC = ("/usr", "/lib", "/proc/", "/toolchains", "/shared/tools", "/etc/alternatives")
 
 
 def search():
