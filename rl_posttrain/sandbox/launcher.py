@@ -94,19 +94,23 @@ def mount(source, target, flags):
         raise OSError(ctypes.get_errno(), f"mount {target}")
 
 
-def show(binds):
-    """Mounts folders, read-only, where an unprivileged user can reach them; seen by this process's children alone."""
+def show(binds, shown):
+    """Mounts folders, read-only, where an unprivileged user can reach them; seen by this process's children alone.
+
+    `shown` receives those that are mounted, also when a later step fails.
+    """
     if libc.unshare(CLONE_NEWNS) < 0:
         raise OSError(ctypes.get_errno(), "unshare")
     mount(b"none", b"/", MS_REC | MS_PRIVATE)
     for source, target in binds:
         mount(source.encode(), target.encode(), MS_BIND)
+        shown.append((source, target))
         mount(b"none", target.encode(), MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def hide(binds):
+def hide(shown):
     """Undoes `show`, so that removing the folders around the mounts cannot reach what is mounted. Whether it worked."""
-    return all(libc.umount2(target.encode(), MNT_DETACH) == 0 for _, target in binds)
+    return all(libc.umount2(target.encode(), MNT_DETACH) == 0 for _, target in shown)
 
 
 def serve(control, trainer):
@@ -152,17 +156,17 @@ def main():
     if os.getppid() != trainer_pid:  # it ended before the line above, and the number may be another's by now
         return
     folder, binds = sys.argv[3], json.loads(sys.argv[4])
+    shown = []
     try:
         if binds:
-            show(binds)
+            show(binds, shown)
     except OSError as error:  # not our machine's root after all: what needs them is refused by name when it is run
         print(f"the sandbox cannot show {', '.join(source for source, _ in binds)}: {error}", file=sys.stderr)
-        binds = []
     try:
         serve(control, trainer)
     finally:
         # What containers show of it is in use until the last of them has ended, and that is now.
-        if hide(binds):
+        if hide(shown):
             shutil.rmtree(folder, ignore_errors=True)
 
 
