@@ -30,14 +30,18 @@ def attend(
     segments: Int[Array, "B T"],
     parents: Int[Array, "B T"],
     *,
-    window: int = 0,
+    window: Int[Array, ""] | int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
     impl: Literal["dense", "blockwise"] = "dense",
     block: int = 512,
 ) -> Float[Array, "B T N H"]:
-    """Softmax attention with grouped heads, scaled by `H ** -0.5`; scores and softmax in float32.
+    """Softmax attention with grouped heads; scores and softmax in float32.
 
     Args:
-      window: only keys fewer than this many positions back are visible; 0 for all.
+      window: only keys fewer than this many positions back are visible; 0 for all (a traced one is above 0).
+      scale: of the products; by default `H ** -0.5`.
+      softcap: scores become `softcap * tanh(score / softcap)`, unless it is 0 (Gemma 2).
       impl: "dense" or "blockwise"; both give the same values and gradients.
       block: queries and keys per block of "blockwise"; T need not be a multiple of it.
 
@@ -46,8 +50,9 @@ def attend(
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} heads cannot share {k.shape[2]} kv heads: use a multiple of them")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if impl == "dense":
-        return _dense(q, k, v, visible(positions, segments, parents, window))
+        return _dense(q, k, v, visible(positions, segments, parents, window), scale, softcap)
     if impl != "blockwise":
         raise ValueError(f"attention impl={impl!r} is unknown: use 'dense' or 'blockwise'")
     if block < 1:
@@ -56,29 +61,40 @@ def attend(
     block = min(block, T)
     pad = lambda x, value=0: jnp.pad(x, [(0, 0), (0, -T % block)] + [(0, 0)] * (x.ndim - 2), constant_values=value)
     padded = (pad(q), pad(k), pad(v), pad(positions), pad(segments), pad(parents, -1))
-    return _blockwise(*padded, window, block)[:, :T]
+    window = jnp.asarray(window, jnp.int32) if _limits(window) else None
+    return _blockwise(*padded, window, scale, softcap, block)[:, :T]
 
 
 def visible(
-    positions: Int[Array, "B T"], segments: Int[Array, "B T"], parents: Int[Array, "B T"], window: int = 0
+    positions: Int[Array, "B T"], segments: Int[Array, "B T"], parents: Int[Array, "B T"], window: Any = 0
 ) -> Bool[Array, "B T T"]:
     """The mask [B, query, key]."""
     return _mask((positions, segments, parents), (positions, segments), window)
 
 
-def _mask(query: Any, key: Any, window: int) -> Array:
+def _mask(query: Any, key: Any, window: Any) -> Array:
     """[B, c, c] from (positions, segments, parents) of the queries and (positions, segments) of the keys."""
     position_q, segment_q, parent_q = (x[:, :, None] for x in query)
     position_k, segment_k = (x[:, None, :] for x in key)
     seen = (segment_k == segment_q) | (segment_k == parent_q)
     seen &= (segment_q > 0) & (segment_k > 0) & (position_k <= position_q)
-    return seen & (position_q - position_k < window) if window else seen
+    return seen & (position_q - position_k < window) if _limits(window) else seen
 
 
-def _dense(q: Array, k: Array, v: Array, mask: Array) -> Array:
+def _limits(window: Any) -> bool:
+    """Whether there is a window. A traced one limits; to be without effect, it has to be wide."""
+    return not (window is None or isinstance(window, int) and window == 0)
+
+
+def cap(scores: Array, softcap: float) -> Array:
+    """`softcap * tanh(scores / softcap)`, or the scores themselves where it is 0."""
+    return softcap * jnp.tanh(scores / softcap) if softcap else scores
+
+
+def _dense(q: Array, k: Array, v: Array, mask: Array, scale: float, softcap: float) -> Array:
     B, T, N, H = q.shape
     grouped = q.reshape(B, T, k.shape[2], -1, H)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32) * H**-0.5
+    scores = cap(jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32) * scale, softcap)
     mask = mask[:, None, None]
     # The second where empties rows without visible keys, whose softmax over equal scores is uniform.
     weights = jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _HIDDEN), axis=-1), 0)
@@ -129,7 +145,7 @@ def live_blocks(
     positions: Int[Array, "B T"],
     segments: Int[Array, "B T"],
     parents: Int[Array, "B T"],
-    window: int,
+    window: Int[Array, ""] | int | None,
     block: int,
 ) -> Bool[Array, "n n"]:
     """[query block, key block]: may any query of the one see any key of the other, in any row?
@@ -150,13 +166,13 @@ def live_blocks(
     segment, position = bounds(segments, real), bounds(positions, real)
     live = overlap(segment, segment) | overlap(bounds(parents, real & (parents > 0)), segment)
     live &= position[1][:, None] >= position[0][None]
-    if window:
+    if _limits(window):
         # Subtracting the window keeps clear of the overflow that comparing the sentinels' difference has.
         live &= position[0][:, None] - window < position[1][None]
     return live.any(-1)
 
 
-def _blockwise_forward(q, k, v, positions, segments, parents, window, block):
+def _blockwise_forward(q, k, v, positions, segments, parents, window, scale, softcap, block):
     # Under the gradient of a scan over layers, masks depend on nothing but positions, segments and parents,
     # which no layer changes; JAX would compute them once, outside the loop, and store every block's mask:
     # O(T^2) memory. The barrier makes them depend on q, and so be recomputed.
@@ -174,7 +190,7 @@ def _blockwise_forward(q, k, v, positions, segments, parents, window, block):
 
             def run(carry):
                 total, highest, normaliser = carry
-                scores = _scores(q_block, k_block, _mask(query, key, window))
+                scores = jnp.where(_expand(query, key, window), _scores(q_block, k_block, scale, softcap), _HIDDEN)
                 higher = jnp.maximum(highest, scores.max(-1))
                 # Where nothing was visible yet, `higher` is _HIDDEN; half of it keeps hidden weights at 0.
                 weights = jnp.exp(scores - jnp.maximum(higher, _HIDDEN / 2)[..., None])
@@ -197,11 +213,11 @@ def _blockwise_forward(q, k, v, positions, segments, parents, window, block):
 
     attended, log_normaliser = lax.map(query_block, (queries, live))
     attended = _join_queries(attended)
-    return attended, (q, k, v, positions, segments, parents, attended, log_normaliser)
+    return attended, (q, k, v, positions, segments, parents, window, attended, log_normaliser)
 
 
-def _blockwise_backward(window, block, saved, gradient):
-    q, k, v, positions, segments, parents, attended, log_normaliser = saved
+def _blockwise_backward(scale, softcap, block, saved, gradient):
+    q, k, v, positions, segments, parents, window, attended, log_normaliser = saved
     live = live_blocks(positions, segments, parents, window, block)
     queries, keys = _cut_inputs(q, k, v, positions, segments, parents, block)
     # The softmax's own term: sum over keys of weight times its gradient, which is <attended, gradient>.
@@ -219,11 +235,14 @@ def _blockwise_backward(window, block, saved, gradient):
             (k_block, v_block, *key), gradient_kv, is_live = inputs
 
             def run(gradient_q, gradient_k, gradient_v):
-                scores = _scores(q_block, k_block, _mask(query, key, window))
-                weights = jnp.exp(scores - normaliser_block[..., None])  # 0 where hidden
+                scores = _scores(q_block, k_block, scale, softcap)
+                hidden = jnp.where(_expand(query, key, window), scores, _HIDDEN)
+                weights = jnp.exp(hidden - normaliser_block[..., None])  # 0 where hidden
                 product = partial(jnp.einsum, preferred_element_type=jnp.float32)
                 gradient_weights = product("BKGTH,BKSH->BKGTS", gradient_block, v_block)
-                gradient_scores = weights * (gradient_weights - centre_block[..., None]) * q.shape[-1] ** -0.5
+                gradient_scores = weights * (gradient_weights - centre_block[..., None]) * scale
+                if softcap:  # the slope of the hyperbolic tangent
+                    gradient_scores *= 1 - jnp.square(scores / softcap)
                 gradient_scores = gradient_scores.astype(q.dtype)
                 return (
                     gradient_q + product("BKGTS,BKSH->BKGTH", gradient_scores, k_block),
@@ -247,10 +266,11 @@ def _blockwise_backward(window, block, saved, gradient):
         None,
         None,
         None,
+        None,
     )
 
 
-_blockwise = jax.custom_vjp(lambda *inputs: _blockwise_forward(*inputs)[0], nondiff_argnums=(6, 7))
+_blockwise = jax.custom_vjp(lambda *inputs: _blockwise_forward(*inputs)[0], nondiff_argnums=(7, 8, 9))
 _blockwise.defvjp(_blockwise_forward, _blockwise_backward)
 
 
@@ -261,7 +281,11 @@ def _cut_inputs(q, k, v, positions, segments, parents, block):
     return queries, (_cut_keys(k, block), _cut_keys(v, block), positions, segments)
 
 
-def _scores(q_block: Array, k_block: Array, mask: Array) -> Array:
-    """Scaled scores [B, K, G, c, c], float32, hidden pairs at _HIDDEN."""
-    scores = jnp.einsum("BKGTH,BKSH->BKGTS", q_block, k_block, preferred_element_type=jnp.float32)
-    return jnp.where(mask[:, None, None], scores * q_block.shape[-1] ** -0.5, _HIDDEN)
+def _scores(q_block: Array, k_block: Array, scale: float, softcap: float) -> Array:
+    """Scaled and capped scores [B, K, G, c, c], float32, hidden pairs included."""
+    return cap(jnp.einsum("BKGTH,BKSH->BKGTS", q_block, k_block, preferred_element_type=jnp.float32) * scale, softcap)
+
+
+def _expand(query: Any, key: Any, window: Any) -> Array:
+    """The mask [B, 1, 1, c, c] for scores."""
+    return _mask(query, key, window)[:, None, None]

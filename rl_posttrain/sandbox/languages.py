@@ -239,7 +239,8 @@ LANGUAGES: dict[str, Language] = {
                     "-XX:TieredStopAtLevel=1",
                     "-Xms16m",
                     "-Xmx{heap}m",
-                    "-Xss64m",
+                    "-Xss64m",  # of the main thread, which the launcher makes;
+                    "-XX:ThreadStackSize=1024",  # KiB, of all others: a dozen of the runtime's own among them
                 ),
                 *("-cp", "/tmp/main.jar", "Main"),
             ),

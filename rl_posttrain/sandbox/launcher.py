@@ -77,15 +77,30 @@ def reap(alive):
             return False
         if pid == 0:
             return True
-        alive.discard(pid)
+        if pid in alive:
+            alive.discard(pid)
+            kill_orphans(alive)
+
+
+def kill_orphans(alive):
+    """Kills what is left of containers that have ended: killed while it booted, one leaves its inner process behind."""
+    try:
+        with open("/proc/thread-self/children") as file:
+            children = map(int, file.read().split())
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return
+    for pid in children:
+        if pid not in alive:
+            os.kill(pid, signal.SIGKILL)  # ours and not yet reaped, so the number is still its own
 
 
 def end(alive):
     """Kills all containers and waits until nothing of them is left."""
     for pid in alive:
-        os.kill(pid, signal.SIGKILL)  # ours and not yet reaped, so the number is still its own
+        os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
     while reap(alive) and time.monotonic() < deadline:
+        kill_orphans(alive)
         time.sleep(0.005)
 
 

@@ -170,6 +170,7 @@ OPERATIONS = {
     "call": call,
     "get": getattr,
     "set": setattr,
+    "delete": delattr,
     "length": len,
     "item": operator.getitem,
     "set_item": operator.setitem,

@@ -23,6 +23,7 @@ import objects
 ITEMS = 100_000  # of one iterator
 SINGLE_ITEMS = 64  # asked for one by one, before an iterator is read ahead at all
 BATCH = 1000
+NOT_ASKED = ("__", "_mock", "_pytest")  # attributes that Python and pytest look for, not tests
 NOT_BOUND = ("_", "test", "pytest")  # names that would be tests, or hooks, of the tests' own
 PLAIN = (str, bytes, int, float, complex, tuple, frozenset)
 PLAIN_METHODS = {name for kind in PLAIN for name in dir(kind) if not name.startswith("__")}
@@ -54,6 +55,7 @@ class Link:
         self.errors = []  # the candidate's exceptions; the judge counts them alike
         self.remotes = {}
         self.classes = {}
+        self.originals = {}  # of attributes that a test has set
 
     def serial(self, error):
         """Which of the candidate's exceptions this is; None for one of the tests' own."""
@@ -203,13 +205,23 @@ def error_attribute(error, name):
     return getattr(error._candidate_remote, name)
 
 
+def made_bare(error_class, message):
+    """An exception without a call of its constructor."""
+    try:
+        error = error_class.__new__(error_class)
+    except TypeError:
+        error = RuntimeError()
+    error.args = (message,)
+    return error
+
+
 def candidate_error(body):
     (kind, message, _), family, arguments, handle = body
     found = exception_class(family)
     try:
         error = found(*objects.from_wire(arguments, find))
     except Exception:  # a constructor with a mind of its own
-        error = type(class_name(kind), (RuntimeError,), {})(message)
+        error = made_bare(found, message)
     if found.__name__ != class_name(kind):  # nothing ordinary: SystemExit, say
         error = type(class_name(kind), (found,), {"__str__": message_of})(message)
     error._candidate_message = message  # type: ignore[attr-defined]
@@ -243,7 +255,7 @@ class Remote:
         raise TypeError(f"{what} the candidate's {self.__kind!r} object: tests decide over plain values only")
 
     def __getattr__(self, name):
-        if name.startswith("__") and name not in ("__name__", "__doc__"):
+        if name.startswith(NOT_ASKED) and name not in ("__name__", "__doc__"):
             raise AttributeError(name)
         value = self.__ask("get", name)
         if type(value) is Remote and name in PLAIN_METHODS and not self.__named:
@@ -251,7 +263,10 @@ class Remote:
         return value
 
     def __setattr__(self, name, value):
-        self.__ask("set", name, value)
+        set_attribute(self.__number, self.__path, name, value)
+
+    def __delattr__(self, name):
+        delete_attribute(self.__number, self.__path, name)
 
     def __call__(self, /, *arguments, **keywords):
         value = self.__ask("call", *arguments, **keywords)
@@ -357,13 +372,30 @@ def entry(path):
     return Remote(None, "entry", parts, named="class" if is_class_name(parts[-1]) else "")
 
 
+def set_attribute(number, path, name, value):
+    if (number, name) not in link.originals:
+        try:
+            link.originals[number, name] = ask("get", number, path, (name,))
+        except AttributeError:
+            pass
+    ask("set", number, path, (name, value))
+
+
+def delete_attribute(number, path, name):
+    """Restores what a test has set: pytest's monkeypatch takes the attribute for one of the proxy's own."""
+    if (number, name) in link.originals:
+        ask("set", number, path, (name, link.originals.pop((number, name))))
+    else:
+        ask("delete", number, path, (name,))
+
+
 class Solution(types.ModuleType):
     """The module `solution`: every look at a name is a question."""
 
     def __getattr__(self, name):
         if name == "__all__":
             return star_names(sys._getframe(1).f_globals)
-        if name.startswith("__"):
+        if name.startswith(NOT_ASKED):
             raise AttributeError(name)
         try:
             value = ask("get", None, [], (name,))
@@ -377,7 +409,10 @@ class Solution(types.ModuleType):
         if name.startswith("__"):
             super().__setattr__(name, value)
         else:
-            ask("set", None, [], (name, value))
+            set_attribute(None, [], name, value)
+
+    def __delattr__(self, name):
+        delete_attribute(None, [], name)
 
 
 def star_names(taken):

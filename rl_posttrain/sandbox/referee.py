@@ -30,7 +30,7 @@ CHECK_FILE, SUITE_FILE = "tests.py", "test_suite.py"
 PYTEST_ARGUMENTS = ("-c", "/dev/null", "--rootdir=/tmp", "--assert=plain", "--tb=native", "-q", "--no-summary")
 # Not needed, and each costs time at every start.
 UNUSED_PLUGINS = (
-    "cacheprovider debugging doctest faulthandler junitxml legacypath pastebin setuponly setupplan stepwise "
+    "cacheprovider doctest faulthandler junitxml legacypath pastebin setuponly setupplan stepwise "
     "threadexception unraisableexception"
 ).split()
 TEXT = 500  # characters that say how a test failed

@@ -30,7 +30,7 @@ semop semctl semtimedop mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify
 memfd_secret mbind set_mempolicy migrate_pages move_pages vmsplice iopl ioperm modify_ldt personality
 uselib ustat sysfs vhangup nfsservctl settimeofday clock_settime adjtimex clock_adjtime stime sethostname
 setdomainname mknod mknodat setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid
-setfsgid capset socket bind connect listen accept accept4 execveat landlock_create_ruleset
+setfsgid capset flock socket bind connect listen accept accept4 execveat landlock_create_ruleset
 landlock_add_rule landlock_restrict_self """.split()
 DENIED_SINGLE = "fork vfork rt_sigqueueinfo rt_tgsigqueueinfo pidfd_send_signal pidfd_open".split()
 # Newer than the libraries in use, by number (the same on every architecture): statmount, listmount,
@@ -42,6 +42,9 @@ CLONE_NAMESPACES = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x2000
 # Putting characters into the terminal's input: TIOCSTI, TIOCLINUX. The kernel reads 32 bits of the request,
 # so the comparison has to as well (CVE-2019-10063).
 TERMINAL_REQUESTS = (0x5412, 0x541C)
+# fcntl commands through which runs could signal each other over files that all of them see, as flock could:
+# F_GETLK, F_OFD_GETLK, F_SETLEASE, F_NOTIFY.
+LOCK_COMMANDS = (5, 36, 1024, 1026)
 
 
 def build_filter(filter_name: FilterName) -> bytes:
@@ -76,6 +79,10 @@ def build_filter(filter_name: FilterName) -> bytes:
         rules.add_rule(refuse, "clone", masked(0, CLONE_THREAD, 0))
     for flag in CLONE_NAMESPACES:
         rules.add_rule(refuse, "clone", masked(0, flag, flag))
+    # Limits of oneself alone: pid 1 of the run has the same user.
+    rules.add_rule(refuse, "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
+    for command in LOCK_COMMANDS:
+        rules.add_rule(refuse, "fcntl", masked(1, 0xFFFFFFFF, command))
     for request in TERMINAL_REQUESTS:
         rules.add_rule(refuse, "ioctl", masked(1, 0xFFFFFFFF, request))
     with tempfile.TemporaryFile() as file:
