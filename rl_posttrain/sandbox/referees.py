@@ -300,8 +300,9 @@ class Checker:
         if len(answers) < len(cases):
             first, _, third = cases[len(answers)]
             why = f"the checker ended on this answer: {why_ended(execution).detail}"
-            alone, _ = place.run_referee(Job("referee", LIMITS), lambda session: self._try(session, first, third, why))
-            if alone.status != "ok":
+            job = Job("referee", LIMITS)
+            _, content = place.run_referee(job, lambda session: self._try(session, first, third, why))
+            if not content:
                 raise UnusableTests(f"{why}; and on the expected value, too. The checker: {self.source[:500]!r}")
             answers.append(Answer("wrong", why))
             answers += [Answer("skipped", "not checked")] * (len(cases) - len(answers))
@@ -323,12 +324,14 @@ class Checker:
         self._expected(session, first, third, why)
         return Answer("wrong", why)
 
-    def _try(self, session: Session, first: Any, third: Any, why: str) -> None:
+    def _try(self, session: Session, first: Any, third: Any, why: str) -> bool:
+        """Whether the checker lives to judge the expected value."""
         try:
             self._load(session)
             self._expected(session, first, third, why)
         except RunEnded:
-            return
+            return False
+        return True
 
     def _expected(self, session: Session, first: Any, third: Any, why: str) -> None:
         case = [_tree(first), _tree(third), _tree(third)]
