@@ -32,7 +32,9 @@ from rl_posttrain.sandbox.session import Session
 from rl_posttrain.types import Execution, Outcome, Verdict
 
 SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")  # of Python: found before anything ran
-ERROR_LINE = re.compile(r"(Exception in \S+ \S+ )?[\w.]*(Error|Exception)\b")
+# Python's, Java's and JavaScript's exceptions, C++'s; Go's.
+ERROR_LINE = re.compile(r"(Exception in \S+ \S+ )?[\w.]*(Error|Exception)\b|what\(\): |panic: |fatal error: ")
+HINT = "note: run with `RUST_BACKTRACE"  # the last line of Rust's panics, below the one that names the error
 
 
 class CompileError(Exception):
@@ -193,7 +195,7 @@ def _grade(execution: Execution, expected: str, tests: StdioTests) -> Answer:
 
 def _last_words(text: str) -> str:
     """The line that names the error, of what a program left on stderr."""
-    lines = [line.strip() for line in text.strip().splitlines()] or [""]
+    lines = [line.strip() for line in text.strip().splitlines() if not line.startswith(HINT)] or [""]
     return next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1])[:SHOWN]
 
 
@@ -219,6 +221,8 @@ def _same_word(got: str, want: str, tolerance: float) -> bool:
         return False
     if math.isnan(right):
         return math.isnan(left)
+    if any(math.isinf(number) and any(map(str.isdigit, word)) for number, word in ((left, got), (right, want))):
+        return False  # a number beyond the range of floats, which is not infinity: equal by its text alone
     return math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance)
 
 
