@@ -37,7 +37,7 @@ from rl_posttrain.types import Execution
 FIRST_USER = 65534  # nobody; the n-th slot runs as this minus n, since the kernel counts some quotas by user
 USERS = 500
 TRUSTED_RUNS = 1000  # before a referee's container is replaced
-SOURCES = ("forkserver.py", "harness.py", "codec.py", "objects.py", "proxies.py", "referee.py")
+SOURCES = ("forkserver.py", "harness.py", "codec.py", "objects.py", "exceptions.py", "proxies.py", "referee.py")
 PACKAGES, SHARED = "/packages", "/shared"  # inside a container
 TOOLS = f"{SHARED}/tools"  # pytest and what it needs
 
@@ -330,8 +330,8 @@ class Pool:
                     )
                 binds += ["--ro-bind", os.path.realpath(self.config.packages), PACKAGES]
                 paths = [PACKAGES]
-        argv = slot_command(launcher.bubblewrap, interpreter, binds, SOURCES, proc=kind == "proc")
-        return Image(argv, SOURCES, self._filters, tuple(paths), tuple(preload))
+        argv = slot_command(launcher.bubblewrap, interpreter, binds, launcher.harness, proc=kind == "proc")
+        return Image(argv, self._filters, tuple(paths), tuple(preload))
 
     def _require_launcher(self) -> LauncherProcess:
         with self._condition:
@@ -343,7 +343,9 @@ class Pool:
                 self._launcher.close()
                 self._launcher = None
             if self._launcher is None:
-                self._launcher = LauncherProcess(find_bubblewrap(), find_toolchains())
+                self._launcher = LauncherProcess(
+                    find_bubblewrap(), find_interpreter(self.config.interpreter)[0], find_toolchains()
+                )
             return self._launcher
 
     def delegation(self) -> str:

@@ -17,6 +17,7 @@ import types
 from typing import Any
 
 import codec  # from the same folder
+import exceptions
 import harness
 import objects
 
@@ -29,12 +30,6 @@ PLAIN = (str, bytes, int, float, complex, tuple, frozenset)
 PLAIN_METHODS = {name for kind in PLAIN for name in dir(kind) if not name.startswith("__")}
 BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split()
 UNARY = "neg pos abs invert".split()
-# StopIteration would silently end a loop of the test's, such as `for answer in map(solve, cases)`.
-REFUSED_ERRORS = (StopIteration, StopAsyncIteration, getattr(builtins, "BaseExceptionGroup", StopIteration))
-LIBRARY_ERRORS = (
-    "json.decoder.JSONDecodeError decimal.InvalidOperation decimal.DivisionByZero statistics.StatisticsError "
-    "dataclasses.FrozenInstanceError struct.error queue.Empty queue.Full binascii.Error re.error zlib.error"
-).split()
 
 
 class CandidateEnded(BaseException):
@@ -116,12 +111,12 @@ def ask(operation, number, path, arguments=(), keywords=None) -> Any:
     kind, body, mutated, printed = codec.from_json(reply["result"])
     error: Any = None
     if kind == "error":
-        error = candidate_error(body)
+        error = exceptions.candidate_error(body, link.classes, find)
         link.errors.append(error)
     value: Any = None
     try:
         if error is None:
-            value = exception_class(body) if kind == "class" else objects.from_wire(body, find)
+            value = exceptions.exception_class(body, link.classes) if kind == "class" else objects.from_wire(body, find)
         if mutated is not None:
             renew([list(arguments), keywords], objects.from_wire(mutated, find))
     except (TypeError, ValueError) as reason:  # unhashable keys: no object of Python's looks like that
@@ -152,81 +147,6 @@ def renew(old, new):
     else:
         return new
     return old
-
-
-# ---- exceptions ----
-
-
-def known_class(name):
-    """The class of this side's that an exception of the candidate's may become; None if it must not."""
-    if name in LIBRARY_ERRORS:
-        module, _, attribute = name.rpartition(".")
-        return getattr(__import__(module, fromlist=[attribute]), attribute)
-    found = getattr(builtins, name, None)
-    if not (isinstance(found, type) and issubclass(found, Exception)) or issubclass(found, REFUSED_ERRORS):
-        return None
-    return found
-
-
-def exception_class(family):
-    """The class that stands for one of the candidate's, given by its MRO; equal handles give equal classes."""
-    if not family:
-        return RuntimeError
-    (handle, name), *rest = family
-    if handle is None:
-        return known_class(name) or exception_class(rest)
-    if handle.name not in link.classes:
-        parent = exception_class(rest)
-        known = next((known_class(name) for own, name in rest if own is None and known_class(name)), None)
-        bases = (parent,) if known is None or issubclass(parent, known) else (parent, known)
-        body = {"_candidate_handle": handle.name, "_candidate_message": None, "__str__": message_of}
-        body["__getattr__"] = error_attribute
-        try:
-            link.classes[handle.name] = type(class_name(name), bases, body)
-        except TypeError:  # bases that do not go together here
-            link.classes[handle.name] = type(class_name(name), (parent,), body)
-    return link.classes[handle.name]
-
-
-def class_name(name):
-    name = name.rpartition(".")[2]
-    return name if name.isidentifier() else "CandidateError"
-
-
-def message_of(error):
-    if error._candidate_message is None:  # raised by a test
-        return super(type(error), error).__str__()
-    return error._candidate_message
-
-
-def error_attribute(error, name):
-    if name.startswith("_") or "_candidate_remote" not in vars(error):
-        raise AttributeError(name)
-    return getattr(error._candidate_remote, name)
-
-
-def made_bare(error_class, message):
-    """An exception without a call of its constructor."""
-    try:
-        error = error_class.__new__(error_class)
-    except TypeError:
-        error = RuntimeError()
-    error.args = (message,)
-    return error
-
-
-def candidate_error(body):
-    (kind, message, _), family, arguments, handle = body
-    found = exception_class(family)
-    try:
-        error = found(*objects.from_wire(arguments, find))
-    except Exception:  # a constructor with a mind of its own
-        error = made_bare(found, message)
-    if found.__name__ != class_name(kind):  # nothing ordinary: SystemExit, say
-        error = type(class_name(kind), (found,), {"__str__": message_of})(message)
-    error._candidate_message = message  # type: ignore[attr-defined]
-    error._candidate_remote = find(handle.name)  # type: ignore[attr-defined]
-    return error
 
 
 # ---- objects ----
