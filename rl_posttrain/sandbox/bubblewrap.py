@@ -201,25 +201,23 @@ def make_readable(folder: Path) -> None:
 
 
 def slot_command(
-    bubblewrap: str, interpreter: str, binds: Sequence[str], sources: Sequence[str], *, proc: bool = False
+    bubblewrap: str, interpreter: str, binds: Sequence[str], harness: str, *, proc: bool = False
 ) -> list[str]:
-    """The container of a slot: a fork server that serves runs over a socket.
+    """The container of a slot: a fork server that serves runs over a socket, for which "{0}" stands.
 
-    The sandbox's own modules `sources` are read from descriptors: the package may lie where the unprivileged
-    user cannot look. "{0}" stands for the socket, "{1}", "{2}", ... for these. The fork server keeps
+    `harness` is a folder with the sandbox's own modules, compiled. The fork server keeps
     CAP_SYS_ADMIN *inside its own user namespace*, to give each run fresh namespaces; runs have no
     capabilities. Everything is read-only; runs mount their own /tmp. No `/proc`, unless asked for: mounting one
     fails where the outer one is masked, as in Docker, and few languages need it. Runs mount their own over it,
     which the kernel allows only where there is one already.
     """
     command = [bubblewrap, *NAMESPACES, "--hostname", "sandbox", "--die-with-parent", "--new-session"]
-    command += [*system_directories(), "--dev", "/dev", "--dir", "/tmp", *binds]
+    command += [*system_directories(), "--dev", "/dev", "--dir", "/tmp", *binds, "--ro-bind", harness, "/harness"]
     command += ["--proc", "/proc"] if proc else []
-    for index, name in enumerate(sources):
-        command += ["--file", f"{{{index + 1}}}", f"/harness/{name}"]
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
-    return [*command, interpreter, "-s", "-S", "-B", "/harness/forkserver.py", "{0}"]
+    start = "import sys; sys.path[0] = '/harness'; import forkserver; forkserver.main()"
+    return [*command, interpreter, "-s", "-S", "-B", "-c", start, "{0}"]
 
 
 def explain(error: str) -> str:

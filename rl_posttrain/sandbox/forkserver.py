@@ -1,4 +1,4 @@
-"""Inside a slot's container: serves one run at a time, each in fresh namespaces. A script, never imported.
+"""Inside a slot's container: serves one run at a time, each in fresh namespaces. Never imported by the trainer.
 
 Per run: a process with new pid, mount, IPC and host name namespaces; this pid 1 (trusted) mounts a fresh
 /tmp, forks the candidate (pid 2), waits for it under a CPU limit, kills whatever else lives in the
@@ -321,6 +321,7 @@ def prepare(message):
 
 
 def main():
+    gc.disable()  # what is imported now stays
     control = socket.socket(fileno=int(sys.argv[1]))
     message = json.loads(control.recv(1 << 18))
     try:
@@ -329,8 +330,8 @@ def main():
         control.send(json.dumps({"failed": f"preload: {error}"}).encode())
         return
     spawner = Spawner()
-    gc.collect()
     gc.freeze()  # keeps the collector from touching, hence copying, pages that runs share
+    gc.enable()
     control.send(json.dumps({"ready": list(sys.version_info[:3])}).encode())
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 64)
@@ -350,6 +351,3 @@ def main():
                 return  # pid 1 was killed: the interpreter's state is not to be trusted any more
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-main()

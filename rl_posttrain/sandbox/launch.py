@@ -16,11 +16,42 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rl_posttrain.sandbox import cgroups
-from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, reachable_copy, readable_by_sandbox
+from rl_posttrain.sandbox.bubblewrap import (
+    SandboxUnavailable,
+    explain,
+    make_readable,
+    reachable_copy,
+    readable_by_sandbox,
+)
 from rl_posttrain.sandbox.job import InfrastructureError
 
 CLOSE_SECONDS = 15.0
 RETIRED = 8  # groups of ended slots that wait for their removal
+
+
+HARNESS = ("forkserver.py", "harness.py", "codec.py", "objects.py", "proxies.py", "exceptions.py", "referee.py")
+
+
+def _compile_harness(folder: Path, interpreter: str) -> Path:
+    """Copies the modules that run inside: the package may lie where the unprivileged user cannot look.
+
+    Compiling them at each start would cost a container in safe mode a fifth of its processor time.
+
+    Raises:
+      SandboxUnavailable: the interpreter does not run.
+    """
+    folder.mkdir()
+    for name in HARNESS:
+        shutil.copy(Path(__file__).parent / name, folder)
+    mode = "py_compile.PycInvalidationMode.UNCHECKED_HASH"
+    program = f"import py_compile, sys; [py_compile.compile(f, invalidation_mode={mode}) for f in sys.argv[1:]]"
+    done = subprocess.run(
+        [interpreter, "-I", "-S", "-c", program, *HARNESS], cwd=folder, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SandboxUnavailable(explain(done.stderr or f"{interpreter} ended with {done.returncode}"))
+    make_readable(folder)
+    return folder
 
 
 class LauncherProcess:
@@ -29,17 +60,23 @@ class LauncherProcess:
     Attributes:
       shared: the folder that containers see, read-only.
       toolchains: folders of compilers by language, as containers can be shown them.
+      harness: the folder of the sandbox's own modules, compiled for the candidates' interpreter.
       building: held while something is put there.
       groups: the control groups, or None; `delegation` says what they hold, or why there are none.
     """
 
-    def __init__(self, bubblewrap: str, toolchains: Mapping[str, str]) -> None:
+    def __init__(self, bubblewrap: str, interpreter: str, toolchains: Mapping[str, str]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
         self._folder.chmod(0o755)
         self.shared = self._folder / "shared"
         self.shared.mkdir()
         self.building = threading.Lock()
-        self.bubblewrap = reachable_copy(bubblewrap, self._folder)
+        try:
+            self.harness = str(_compile_harness(self._folder / "harness", interpreter))
+            self.bubblewrap = reachable_copy(bubblewrap, self._folder)
+        except BaseException:
+            shutil.rmtree(self._folder)
+            raise
         self.toolchains = dict(toolchains)
         binds = []
         for name, path in toolchains.items():

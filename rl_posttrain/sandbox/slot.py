@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from rl_posttrain.sandbox import cgroups
@@ -36,13 +35,12 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class Image:
-    """What a container shows: its command line, its own modules and what its fork server loads.
+    """What a container shows: its command line, and what its fork server loads.
 
-    `argv`: "{1}", "{2}", ... stand for the descriptors of `sources`, "{0}" for the control socket.
+    `argv`: "{0}" stands for the descriptor of the control socket.
     """
 
     argv: list[str]
-    sources: tuple[str, ...]  # files of this package
     filters: Mapping[FilterName, bytes]
     paths: tuple[str, ...] = ()  # onto sys.path
     preload: tuple[str, ...] = ()
@@ -64,9 +62,8 @@ class Slot:
         self._ready = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = os.memfd_create("slot-stderr")
-        opened = [os.open(Path(__file__).parent / name, os.O_RDONLY) for name in image.sources]
         try:
-            files = [self._errors, theirs.fileno(), *opened]
+            files = [self._errors, theirs.fileno()]
             self.pid = launcher.start(list(image.argv), SANDBOX_ENVIRONMENT, user, files, group)
             theirs.close()
             hello = {
@@ -85,8 +82,6 @@ class Slot:
             raise
         finally:
             theirs.close()
-            for descriptor in opened:
-                os.close(descriptor)
 
     def wait_ready(self) -> None:
         """Waits until the fork server serves.
