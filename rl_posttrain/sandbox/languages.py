@@ -170,6 +170,7 @@ LANGUAGES: dict[str, Language] = {
             package="g++",
             programs=("/usr/bin/g++",),
             share=precompile_header,
+            out_of_memory=("std::bad_alloc",),
             hello="#include <bits/stdc++.h>\nint main(){std::string s;std::cin>>s;std::cout<<s<<' '<<s<<std::endl;}\n",
         ),
         Language(
@@ -190,6 +191,7 @@ LANGUAGES: dict[str, Language] = {
             package="bash",
             programs=("/bin/bash",),
             profile="multi",
+            out_of_memory=("cannot allocate",),
             hello='read -r s; echo "$s $s"\n',
         ),
         Language(
@@ -201,6 +203,7 @@ LANGUAGES: dict[str, Language] = {
             package="rustc",
             toolchain=rust_toolchain,
             proc=True,  # for the compiler, which finds its libraries through it
+            out_of_memory=("memory allocation of",),
             hello=(
                 "fn main() { let mut s = String::new(); std::io::stdin().read_line(&mut s).unwrap(); "
                 'println!("{} {}", s.trim(), s.trim()); }\n'
@@ -222,6 +225,7 @@ LANGUAGES: dict[str, Language] = {
             toolchain=go_toolchain,
             threads=32,
             reserved_bytes=256 << 20,
+            out_of_memory=("runtime: out of memory", "cannot allocate memory"),
             environment={**GO_ENVIRONMENT, "GOROOT": f"{TOOLCHAINS}/go", "GOCACHE": "/tmp/cache"},
             share=compile_go_library,
             hello=('package main\nimport "fmt"\nfunc main() { var s string; fmt.Scan(&s); fmt.Println(s, s) }\n'),
