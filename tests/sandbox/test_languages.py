@@ -243,7 +243,7 @@ def test_a_private_toolchain_is_shown_read_only_and_survives(private, monkeypatc
         verdict = judge(pool, "#!/bin/sh\ncat\n", StdioTests((("a", "a"),)), language="rust", profile="multi")
         assert verdict.passed, verdict
         assert state(private) == before
-        folder = pool._launcher._folder
+        folder = pool._require_launcher()._folder
     assert not folder.exists() and state(private) == before
 
 
@@ -306,8 +306,8 @@ def test_a_private_toolchain_survives_a_failure_to_show_it(private):
         command = [sys.executable, "-c", FAILING, launcher.__file__, f"{folder}/shown", str(private), str(target)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and "refused" in done.stderr, done
+        assert state(private) == before
         assert not os.path.exists(f"{folder}/shown")
-    assert state(private) == before
 
 
 @pytest.mark.slow
