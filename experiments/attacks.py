@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import platform
@@ -281,8 +282,11 @@ def run_all(config: PoolConfig, attacks: Iterable[Attack]) -> Iterator[Result]:
 
 
 def missing_kinds() -> dict[str, str]:
-    """The kinds whose languages are not installed here, and what to do."""
+    """The kinds whose languages or tools are not installed here, and what to do."""
     reasons = {name: LANGUAGES[kind.language].missing() for name, kind in KINDS.items()}
+    if importlib.util.find_spec("pytest") is None:
+        users = {name for name, kind in KINDS.items() if isinstance(kind.tests, (PytestTests, WhiteBoxTests))}
+        reasons |= dict.fromkeys(users, "pytest is missing: `pip install pytest`")
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
