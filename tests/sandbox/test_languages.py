@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -277,6 +278,7 @@ def test_a_private_toolchain_survives_a_kill(private, victim):
         time.sleep(0.05)
     assert state(private) == before
     assert victim == "launcher" or not os.path.exists(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # nobody was left to do it
 
 
 FAILING = """
