@@ -13,8 +13,17 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from rl_posttrain.batch import Params
-from rl_posttrain.model.attention import attend
-from rl_posttrain.model.transformer import ModelConfig, embed, finish_block, project_qkv
+from rl_posttrain.model.attention import cap
+from rl_posttrain.model.transformer import (
+    ModelConfig,
+    Span,
+    attend,
+    embed,
+    finish_block,
+    project_qkv,
+    score_scale,
+    spans,
+)
 from rl_posttrain.sharding.mesh import constrain
 
 NEGATIVE = -1e30  # a finite "minus infinity": an empty part has this log-sum-exp and weight exactly 0
@@ -45,15 +54,16 @@ def prefill(params: Params, cfg: ModelConfig, tokens: Int[Array, "R S"], lengths
     segments = (positions < lengths[:, None]).astype(jnp.int32)
     parents = jnp.full_like(segments, -1)
 
-    def layer(x, w):
-        q, k, v = project_qkv(x, w, cfg, positions)
-        attended = attend(q, k, v, positions, segments, parents, impl=cfg.attention, block=cfg.attention_block)
+    def layer(x, inputs):
+        w, span = inputs
+        q, k, v = project_qkv(x, w, cfg, positions, span)
+        attended = attend(q, k, v, positions, segments, parents, cfg, span)
         return constrain(finish_block(x, attended, w, cfg), "batch", None, None), (
             jnp.swapaxes(k, 1, 2),
             jnp.swapaxes(v, 1, 2),
         )
 
-    _, (keys, values) = lax.scan(layer, embed(params, cfg, tokens), params["layers"])
+    _, (keys, values) = lax.scan(layer, embed(params, cfg, tokens), (params["layers"], spans(cfg)))
     per_layer = lambda stacked: tuple(stacked[i] for i in range(cfg.num_layers))
     return PrefixCache(per_layer(keys), per_layer(values), lengths)
 
@@ -93,18 +103,22 @@ def decode_step(
     width = samples // prefix.lengths.shape[0]
     prefix_lengths = jnp.repeat(prefix.lengths, width)  # [M]
     positions = (prefix_lengths + slot)[:, None]
-    prefix_mask = jnp.arange(prefix.keys[0].shape[2]) < prefix.lengths[:, None]  # [R, S]
+    prefix_slots = jnp.arange(prefix.keys[0].shape[2])
     suffix_positions = prefix_lengths[:, None] + jnp.arange(length)
-    suffix_mask = suffix_positions <= positions  # [M, C]
+    turns, windows = spans(cfg)
     new_keys, new_values = list(suffix.keys), list(suffix.values)
     for i, w in enumerate(layers):
-        q, k, v = project_qkv(x, w, cfg, positions)
+        q, k, v = project_qkv(x, w, cfg, positions, Span(turns[i], windows[i]))
+        # All samples of a prompt are equally far, so that the prefix has one mask per prompt.
+        nearest = prefix.lengths + slot - windows[i]  # [R]: keys from the position after it on are visible
+        prefix_mask = (prefix_slots < prefix.lengths[:, None]) & (prefix_slots > nearest[:, None])  # [R, S]
+        suffix_mask = (suffix_positions <= positions) & (suffix_positions > positions - windows[i])  # [M, C]
         entry = lambda y: y.reshape(samples, kv_heads, 1, head).astype(suffix.keys[0].dtype)
         new_keys[i] = lax.dynamic_update_slice(new_keys[i], entry(k), (0, 0, slot, 0))
         new_values[i] = lax.dynamic_update_slice(new_values[i], entry(v), (0, 0, slot, 0))
         q = q.reshape(samples, kv_heads, -1, head)
-        shared = _attend_prefix(q, prefix.keys[i], prefix.values[i], prefix_mask)
-        own = _attend_suffix(q, new_keys[i], new_values[i], suffix_mask)
+        shared = _attend_prefix(q, prefix.keys[i], prefix.values[i], prefix_mask, cfg)
+        own = _attend_suffix(q, new_keys[i], new_values[i], suffix_mask, cfg)
         attended = merge(*shared, *own).reshape(samples, 1, cfg.num_heads, head).astype(x.dtype)
         x = finish_block(x, attended, w, cfg)
     return x, SuffixCache(tuple(new_keys), tuple(new_values))
@@ -122,14 +136,18 @@ def merge(out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array
 
 
 def _attend_prefix(
-    q: Float[Array, "M K G H"], keys: Float[Array, "R K S H"], values: Float[Array, "R K S H"], mask: Bool[Array, "R S"]
+    q: Float[Array, "M K G H"],
+    keys: Float[Array, "R K S H"],
+    values: Float[Array, "R K S H"],
+    mask: Bool[Array, "R S"],
+    cfg: ModelConfig,
 ) -> tuple[jax.Array, jax.Array]:
     samples, kv_heads, queries, head = q.shape
     rows = keys.shape[0]
     # One product per prompt and kv head: the queries of all its samples against the one copy of its keys.
     grouped = jnp.moveaxis(q.reshape(rows, -1, kv_heads, queries, head), 1, 2).reshape(rows, kv_heads, -1, head)
     scores = jnp.einsum("RKQH,RKSH->RKQS", grouped, keys, preferred_element_type=jnp.float32)
-    weights, lse = _softmax_parts(scores * head**-0.5, mask[:, None, None, :])
+    weights, lse = _softmax_parts(cap(scores * score_scale(cfg), cfg.attention_softcap), mask[:, None, None, :])
     out = jnp.einsum("RKQS,RKSH->RKQH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
     def by_sample(y: jax.Array) -> jax.Array:
@@ -140,10 +158,14 @@ def _attend_prefix(
 
 
 def _attend_suffix(
-    q: Float[Array, "M K G H"], keys: Float[Array, "M K C H"], values: Float[Array, "M K C H"], mask: Bool[Array, "M C"]
+    q: Float[Array, "M K G H"],
+    keys: Float[Array, "M K C H"],
+    values: Float[Array, "M K C H"],
+    mask: Bool[Array, "M C"],
+    cfg: ModelConfig,
 ) -> tuple[jax.Array, jax.Array]:
     scores = jnp.einsum("MKGH,MKCH->MKGC", q, keys, preferred_element_type=jnp.float32)
-    weights, lse = _softmax_parts(scores * q.shape[-1] ** -0.5, mask[:, None, None, :])
+    weights, lse = _softmax_parts(cap(scores * score_scale(cfg), cfg.attention_softcap), mask[:, None, None, :])
     out = jnp.einsum("MKGC,MKCH->MKGH", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
     return out, lse
 

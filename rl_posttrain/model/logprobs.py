@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int
 
+from rl_posttrain.model.attention import cap
 from rl_posttrain.sharding.mesh import constrain, shards
 
 # Logit of a table row that is padding: finite, so that 0 * logit is 0.
@@ -25,6 +26,7 @@ def chunked_logprobs(
     *,
     vocab_size: int,
     chunk: int,
+    softcap: float = 0.0,
 ) -> tuple[Float32[Array, "B T"], Float32[Array, "B T"]]:
     """Log-probability of `labels` and entropy in nats, both of `softmax(hidden @ table.T / temperature)`.
 
@@ -35,12 +37,13 @@ def chunked_logprobs(
       temperature: above 0, one per position.
       vocab_size: rows of `table` from here on are padding and have probability 0; labels are below it.
       chunk: time steps whose logits exist at once, [B, chunk, V].
+      softcap: logits become `softcap * tanh(logit / softcap)` before the temperature, unless it is 0.
     """
     T = labels.shape[1]
     chunk = min(chunk, T)
     pad = lambda x, value=0: jnp.pad(x, [(0, 0), (0, -T % chunk)] + [(0, 0)] * (x.ndim - 2), constant_values=value)
     temperature = temperature.astype(jnp.float32)
-    logprobs, entropy = _logprobs(pad(hidden), table, pad(labels), pad(temperature, 1), vocab_size, chunk)
+    logprobs, entropy = _logprobs(pad(hidden), table, pad(labels), pad(temperature, 1), vocab_size, chunk, softcap)
     return logprobs[:, :T], entropy[:, :T]
 
 
@@ -54,9 +57,9 @@ def _join(x: Array) -> Array:
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
-def _logits(hidden: Array, table: Array, temperature: Array, vocab_size: int) -> Array:
-    """[B, chunk, V], float32, at temperature; padding rows of the table at _EXCLUDED."""
-    logits = jnp.einsum("BTD,VD->BTV", hidden, table, preferred_element_type=jnp.float32)
+def _logits(hidden: Array, table: Array, temperature: Array, vocab_size: int, softcap: float) -> Array:
+    """[B, chunk, V], float32, capped, at temperature; padding rows of the table at _EXCLUDED."""
+    logits = cap(jnp.einsum("BTD,VD->BTV", hidden, table, preferred_element_type=jnp.float32), softcap)
     logits = constrain(logits / temperature[..., None], "batch", None, "vocab")
     if vocab_size == table.shape[0]:
         return logits
@@ -68,12 +71,12 @@ def _is_label(labels: Array, vocab: int) -> Array:
     return labels[..., None] == jnp.arange(vocab)
 
 
-def _forward(hidden, table, labels, temperature, vocab_size, chunk):
+def _forward(hidden, table, labels, temperature, vocab_size, chunk, softcap):
     cast = table.astype(hidden.dtype)
 
     def one_chunk(_, inputs):
         hidden, labels, temperature = inputs
-        logits = _logits(hidden, cast, temperature, vocab_size)
+        logits = _logits(hidden, cast, temperature, vocab_size, softcap)
         normaliser = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.where(_is_label(labels, logits.shape[-1]), logits, 0).sum(-1)
         # This sum keeps its digits where one token is nearly certain; normaliser - sum(p * logit) does not.
@@ -87,7 +90,7 @@ def _forward(hidden, table, labels, temperature, vocab_size, chunk):
     return (_join(logprobs), _join(entropy)), saved
 
 
-def _backward(vocab_size, chunk, saved, gradients):
+def _backward(vocab_size, chunk, softcap, saved, gradients):
     hidden, table, labels, temperature, normaliser, entropy = saved
     cast = table.astype(hidden.dtype)
     B, D = hidden.shape[0], hidden.shape[-1]
@@ -97,13 +100,15 @@ def _backward(vocab_size, chunk, saved, gradients):
 
     def one_chunk(gradient_table, inputs):
         hidden, labels, temperature, normaliser, entropy, gradient_logprob, gradient_entropy = inputs
-        logits = _logits(hidden, cast, temperature, vocab_size)
+        logits = _logits(hidden, cast, temperature, vocab_size, softcap)
         log_probability = logits - normaliser[..., None]
         probability = jnp.exp(log_probability)
         # d logprob / d logit = [label] - p;  d entropy / d logit = -p (log p + entropy).
         gradient = gradient_logprob[..., None] * (_is_label(labels, logits.shape[-1]) - probability)
         gradient -= gradient_entropy[..., None] * probability * (log_probability + entropy[..., None])
         gradient_temperature = -(gradient * logits).sum(-1) / temperature
+        if softcap:  # the slope of the hyperbolic tangent; padding rows have no gradient to begin with
+            gradient *= jnp.maximum(1 - jnp.square(logits * temperature[..., None] / softcap), 0)
         gradient = (gradient / temperature[..., None]).astype(hidden.dtype)
         gradient_hidden = jnp.einsum("BTV,VD->BTD", gradient, cast, preferred_element_type=jnp.float32)
         by_piece = lambda x: x.reshape(pieces, B // pieces, *x.shape[1:])
@@ -121,5 +126,5 @@ def _backward(vocab_size, chunk, saved, gradients):
     return _join(gradient_hidden), gradient_table, None, _join(gradient_temperature)
 
 
-_logprobs = jax.custom_vjp(lambda *inputs: _forward(*inputs)[0], nondiff_argnums=(4, 5))
+_logprobs = jax.custom_vjp(lambda *inputs: _forward(*inputs)[0], nondiff_argnums=(4, 5, 6))
 _logprobs.defvjp(_forward, _backward)

@@ -28,6 +28,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
+    "expert": ("expert",),
 }
 
 # Fields of a ModelConfig and the logical axis that each one is the length of.

@@ -1,0 +1,60 @@
+"""A mixture of experts in place of one mlp: a router chooses a few of many for each token.
+
+Shazeer et al. 2017, https://arxiv.org/abs/1701.06538. No token is ever dropped: there is no capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int
+
+from rl_posttrain.batch import Params
+
+
+def mix(x: Float[Array, "B T D"], w: Params, cfg: Any, activation: Callable[[Array], Array]) -> Float[Array, "B T D"]:
+    """The weighted sum of the chosen experts' outputs.
+
+    Args:
+      w: one layer's weights: router [D, E], gate and up [E, D, F], down [E, F, D].
+      cfg: a `transformer.ModelConfig`; `cfg.experts` says how: "dense" computes every expert for every token and
+        is the reference, "grouped" sorts tokens by expert and computes the chosen ones alone.
+    """
+    weights, chosen = route(x, w["router"], cfg.experts_per_token, cfg.normalise_experts)
+    run = _grouped if cfg.experts == "grouped" else _dense
+    return run(x, w, weights, chosen, activation).astype(x.dtype)
+
+
+def route(
+    x: Float[Array, "B T D"], router: Float[Array, "D E"], count: int, normalise: bool
+) -> tuple[Float32[Array, "B T k"], Int[Array, "B T k"]]:
+    """Weights and indices of the `count` most probable experts of each token; probabilities in float32."""
+    scores = jnp.einsum("BTD,DE->BTE", x, router.astype(x.dtype), preferred_element_type=jnp.float32)
+    weights, chosen = jax.lax.top_k(jax.nn.softmax(scores, -1), count)
+    return weights / weights.sum(-1, keepdims=True) if normalise else weights, chosen
+
+
+def _dense(x: Array, w: Params, weights: Array, chosen: Array, activation: Callable) -> Array:
+    E = w["gate"].shape[0]
+    gate = jnp.einsum("BTD,EDF->BTEF", x, w["gate"].astype(x.dtype))
+    up = jnp.einsum("BTD,EDF->BTEF", x, w["up"].astype(x.dtype))
+    out = jnp.einsum("BTEF,EFD->BTED", activation(gate) * up, w["down"].astype(x.dtype))
+    share = (weights[..., None] * jax.nn.one_hot(chosen, E, dtype=weights.dtype)).sum(-2)  # [B, T, E]
+    return jnp.einsum("BTE,BTED->BTD", share.astype(x.dtype), out)
+
+
+def _grouped(x: Array, w: Params, weights: Array, chosen: Array, activation: Callable) -> Array:
+    B, T, k = chosen.shape
+    E, D = w["gate"].shape[:2]
+    expert = chosen.reshape(-1)
+    order = jnp.argsort(expert, stable=True)  # pairs of token and expert, by expert
+    sizes = jnp.bincount(expert, length=E).astype(jnp.int32)
+    rows = x.reshape(-1, D)[order // k]
+    gate = jax.lax.ragged_dot(rows, w["gate"].astype(x.dtype), sizes)
+    up = jax.lax.ragged_dot(rows, w["up"].astype(x.dtype), sizes)
+    out = jax.lax.ragged_dot(activation(gate) * up, w["down"].astype(x.dtype), sizes)
+    out = out * weights.reshape(-1)[order][:, None].astype(x.dtype)
+    return jnp.zeros((B * T, D), x.dtype).at[order // k].add(out).reshape(B, T, D)
