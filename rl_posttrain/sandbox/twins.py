@@ -3,7 +3,8 @@
 A program that passes its twin has not done what the tests ask: it has changed what asking means. So a twin
 should look like the suite to whoever tampers. Where an assertion is `==`, its expected value becomes a wrong
 one, in the literal or in the test's own variable, which also exposes objects that are equal to everything and
-programs that look for the expected value; any other assertion is negated.
+programs that look for the expected value; any other assertion is negated. A twin's test passes as soon as one
+of its wrong expectations holds, so that being right elsewhere hides nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ EQUALITIES = (
     "assertEqual assertEquals assertListEqual assertTupleEqual assertDictEqual assertSetEqual assertAlmostEqual"
 )
 EQUAL_METHODS = frozenset(EQUALITIES.split())
-CONTEXTS = frozenset("raises warns assertRaises assertRaisesRegex assertWarns assertLogs".split())
+OPPOSITES = {
+    "assertTrue": "assertFalse",
+    "assertIn": "assertNotIn",
+    "assertIs": "assertIsNot",
+    "assertIsNone": "assertIsNotNone",
+    "assertIsInstance": "assertNotIsInstance",
+    "assertNotEqual": "assertEqual",
+}
+OPPOSITES |= {value: key for key, value in OPPOSITES.items()}
+RAISES = frozenset("raises assertRaises assertRaisesRegex".split())
 
 PRELUDE = """
-import contextlib as __contextlib__
+__held__ = []
 
 
 def __wrong__(value):
@@ -49,40 +59,55 @@ def __must_fail__(check, *arguments, **keywords):
 PYTHON: dict = {}
 exec(PRELUDE, PYTHON)
 
-C_PRELUDE = """
-#include <stdlib.h>
-#define twin_assert(...) ((__VA_ARGS__) ? abort() : (void)0)
+# Not the library's assert, which a program can switch off, or replace what it ends with. The suite and its twin
+# end by the same instruction: who survives one survives the other.
+C_SUITE = """
+#include <stdio.h>
+#define suite_assert(...) \\
+  ((__VA_ARGS__) ? (void)0 : (fprintf(stderr, "assertion failed: %s\\n", #__VA_ARGS__), __builtin_trap()))
+"""
+C_TWIN = """
+#define suite_assert(...) ((__VA_ARGS__) ? __builtin_trap() : (void)0)
 """
 # console.assert only prints, and a program whose assertions failed would end with 0.
-JAVASCRIPT_PRELUDE = """
+JAVASCRIPT_SUITE = """
 console.assert = (condition, ...words) => {
   if (!condition) throw new Error(`Assertion failed ${words.join(" ")}`);
 };
 """
 JAVASCRIPT_TWIN = """
-console.assert = (condition) => {
-  if (condition) throw new Error("it held");
-};
-globalThis.twinAssert = (() => {
-  const mustFail = (check) => (...values) => {
+globalThis.__twin = (() => {
+  const mustHold = (check) => {
     try {
-      check(...values);
+      check();
     } catch {
       return;
     }
-    throw new Error("it held");
+    process.exit(0);
   };
+  const wrong = (value) => (typeof value === "number" ? value + 1 + Math.abs(value) : [value, "wrong"]);
   const negated = (all) =>
     new Proxy(all, {
-      apply: (target, self, values) => mustFail(target)(...values),
+      apply: (target, self, [value]) => mustHold(() => target(!value)),
       get: (target, name) => {
-        if (name === "strict") return negated(target.strict);
-        return typeof target[name] === "function" && name !== "AssertionError" ? mustFail(target[name]) : target[name];
+        const check = target[name];
+        if (name === "strict") return negated(check);
+        if (typeof check !== "function" || name === "AssertionError") return check;
+        if (name === "ok") return (value) => mustHold(() => check(!value));
+        if (/^(deep|strict)*equal$/i.test(name)) return (got, want) => mustHold(() => check(got, wrong(want)));
+        if (name === "throws") return (f) => mustHold(() => target.doesNotThrow(f));
+        return (...values) => mustHold(() => target.throws(() => check(...values)));
       },
     });
-  return negated(require("node:assert"));
+  const ended = (condition) => mustHold(() => console.assert(!condition));
+  return { assert: negated(require("node:assert")), consoleAssert: ended };
 })();
+process.on("beforeExit", () => {
+  throw new Error("no wrong expectation held");
+});
 """
+JAVASCRIPT_ASSERT = re.compile(r"""\brequire\s*\(\s*(['"])(node:)?assert(/strict)?\1\s*\)""")
+C_ASSERT = re.compile(r"\bassert(?=\s*\()")
 
 
 def derive(language: str, suite: str) -> str:
@@ -94,22 +119,25 @@ def derive(language: str, suite: str) -> str:
     if language == "python":
         return _python(suite)
     if language in ("c", "cpp"):
-        twin, count = re.subn(r"\bassert(?=\s*\()", "twin_assert", suite)
-        prelude = C_PRELUDE
+        twin, count = C_ASSERT.subn("suite_assert", suite)
+        start = C_TWIN
     elif language == "javascript":
-        twin, count = re.subn(r"""\brequire\s*\(\s*(['"])(node:)?assert(/strict)?\1\s*\)""", "twinAssert", suite)
-        count += suite.count("console.assert")
-        prelude = JAVASCRIPT_TWIN
+        twin, count = JAVASCRIPT_ASSERT.subn("__twin.assert", suite)
+        count += twin.count("console.assert")
+        twin = twin.replace("console.assert", "__twin.consoleAssert")
+        start = JAVASCRIPT_SUITE + JAVASCRIPT_TWIN
     else:
         raise ValueError(f"language={language!r} needs an explicit twin: the suite with wrong expectations")
     if not count:
         raise ValueError("the suite has no assertion that could be negated: give WhiteBoxTests.twin")
-    return prelude + twin
+    return start + twin
 
 
-def prelude(language: str) -> str:
-    """What goes before a suite so that its failed assertions end the program with another code than 0."""
-    return JAVASCRIPT_PRELUDE if language == "javascript" else ""
+def armed(language: str, suite: str) -> str:
+    """A suite whose failed assertions end the program with another code than 0."""
+    if language in ("c", "cpp"):
+        return C_SUITE + C_ASSERT.sub("suite_assert", suite)
+    return JAVASCRIPT_SUITE + suite if language == "javascript" else suite
 
 
 # ---- Python ----
@@ -131,10 +159,9 @@ def _python(suite: str) -> str:
         if not more:
             break
         asserting |= more
-    bare = [
-        function.name for function in functions if function.name.startswith("test") and function.name not in asserting
-    ]
-    if bare or not any(name.startswith("test") for name in asserting):
+    tests = [function.name for function in functions if _is_test(function)]
+    bare = [name for name in tests if name not in asserting]
+    if bare or not tests:
         raise ValueError(
             f"tests without an assertion have no negation: {bare or 'all of the suite'}; give WhiteBoxTests.twin, the "
             "suite with wrong expectations"
@@ -151,14 +178,23 @@ def _python(suite: str) -> str:
     return ast.unparse(ast.fix_missing_locations(twin))
 
 
+def _is_test(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    fixture = any("fixture" in ast.unparse(decorator) for decorator in function.decorator_list)
+    return function.name.startswith("test") and not fixture
+
+
 def _callee(node: ast.AST) -> str:
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
+def _asserts(name: str) -> bool:
+    return name.startswith("assert") and name not in ("assertWarns", "assertLogs", "assertNoLogs")
+
+
 def _is_assertion(node: ast.AST) -> bool:
-    return isinstance(node, ast.Assert) or _callee(node).startswith("assert") or _callee(node) in CONTEXTS
+    return isinstance(node, ast.Assert) or _callee(node) in RAISES or _asserts(_callee(node))
 
 
 def _calls(node: ast.AST, names: set[str]) -> bool:
@@ -173,53 +209,60 @@ class _Twin(ast.NodeTransformer):
         self._locals: set[str] = set()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """A test passes, whatever else happens in it, when one of its expectations held."""
         before = self._locals
         arguments = node.args
         self._locals = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
         self._locals |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         self.generic_visit(node)
         self._locals = before
+        if _is_test(node):
+            start, end = (
+                ast.parse("__before__ = len(__held__)").body,
+                ast.parse("assert len(__held__) > __before__").body,
+            )
+            node.body = [*start, ast.Try(node.body, [_ignore()], [], end)]
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
 
-    def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        changed: list[ast.stmt] = []
-        node.test = self._negate(node.test, changed)
-        return [*changed, node]
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        names: set[str] = set()
+        node.test = self._negate(node.test, names)
+        return _attempt(node, names)
 
     def visit_With(self, node: ast.With) -> ast.AST:
         self.generic_visit(node)
-        for item in node.items:
-            if _callee(item.context_expr) in CONTEXTS:
-                item.context_expr = ast.parse("__contextlib__.nullcontext()", mode="eval").body
+        if len(node.items) == 1 and _callee(node.items[0].context_expr) in RAISES:
+            return ast.Try(node.body, [_ignore()], HELD, [])
         return node
 
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         call, name = node.value, _callee(node.value)
-        if not isinstance(call, ast.Call) or name in self._defined:
+        if not isinstance(call, ast.Call) or name in self._defined or not _is_assertion(call):
             return node
+        names: set[str] = set()
         if name in EQUAL_METHODS and len(call.args) >= 2:
-            changed: list[ast.stmt] = []
-            call.args[:2] = self._unequal(call.args[0], call.args[1], changed)
-            return [*changed, node]
-        if name.startswith("assert") or name in CONTEXTS:
+            call.args[:2] = self._unequal(call.args[0], call.args[1], names)
+        elif name in OPPOSITES and isinstance(call.func, ast.Attribute):
+            call.func.attr = OPPOSITES[name]
+        else:
             node.value = ast.Call(ast.Name("__must_fail__", ast.Load()), [call.func, *call.args], call.keywords)
-        return node
+        return _attempt(node, names)
 
-    def _negate(self, test: ast.expr, changed: list[ast.stmt]) -> ast.expr:
-        """An expression that is false where `test` is true; `changed` receives statements that go before."""
+    def _negate(self, test: ast.expr, names: set[str]) -> ast.expr:
+        """An expression that is false where `test` is true; `names` receives variables to make wrong before."""
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            test.values = [self._negate(value, changed) for value in test.values]
+            test.values = [self._negate(value, names) for value in test.values]
             return test
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return test.operand
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-            test.left, test.comparators[0] = self._unequal(test.left, test.comparators[0], changed)
+            test.left, test.comparators[0] = self._unequal(test.left, test.comparators[0], names)
             return test
         return ast.UnaryOp(ast.Not(), test)
 
-    def _unequal(self, left: ast.expr, right: ast.expr, changed: list[ast.stmt]) -> tuple[ast.expr, ast.expr]:
+    def _unequal(self, left: ast.expr, right: ast.expr, names: set[str]) -> tuple[ast.expr, ast.expr]:
         """Two equal operands as unequal ones: the expected one of them made wrong."""
         for expected in (right, left):
             wrong = _wrong_literal(expected)
@@ -229,11 +272,27 @@ class _Twin(ast.NodeTransformer):
             right.args[0] = _wrong_literal(right.args[0]) or _wrong(right.args[0])
             return left, right
         if isinstance(right, ast.Name) and right.id in self._locals:
-            # In the variable, for whoever looks for it there.
-            statement = ast.Assign([ast.Name(right.id, ast.Store())], _wrong(ast.Name(right.id, ast.Load())))
-            changed.append(ast.copy_location(statement, right))
+            names.add(right.id)  # in the variable, for whoever looks for it there
             return left, right
         return left, _wrong(right)
+
+
+HELD = ast.parse("__held__.append(1)").body
+
+
+def _ignore() -> ast.ExceptHandler:
+    return ast.ExceptHandler(ast.Name("BaseException", ast.Load()), None, [ast.Pass()])
+
+
+def _attempt(statement: ast.stmt, names: set[str]) -> ast.stmt:
+    """Notes whether the changed `statement` holds, with the variables `names` made wrong meanwhile."""
+    before = [ast.parse(f"__saved_{name}__ = {name}\n{name} = __wrong__({name})").body for name in sorted(names)]
+    after = [ast.parse(f"{name} = __saved_{name}__").body for name in sorted(names)]
+    attempt = ast.Try([*sum((lines[1:] for lines in before), []), statement], [_ignore()], HELD, sum(after, []))
+    if not names:
+        return attempt
+    # One statement, in which what is saved is always there.
+    return ast.If(ast.Constant(True), [*(lines[0] for lines in before), attempt], [])
 
 
 def _wrong(node: ast.expr) -> ast.expr:

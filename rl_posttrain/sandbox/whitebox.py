@@ -40,7 +40,7 @@ def judge_whitebox(place: Place, setting: Setting, code: str, tests: WhiteBoxTes
     if setting.language.name == "python":
         verdict = _judge_python(place, setting, code, tests.suite, twin)
     else:
-        verdict = _judge_program(place, setting, code, twins.prelude(setting.language.name) + tests.suite, twin)
+        verdict = _judge_program(place, setting, code, twins.armed(setting.language.name, tests.suite), twin)
     return dataclasses.replace(verdict, trust="tamper_evident")
 
 
