@@ -109,22 +109,34 @@ def machine(pool: Any) -> list[tuple[str, str]]:
 
 
 def run(pool: Any, arguments: argparse.Namespace) -> int:
-    """Judges one program and prints the verdict with what its runs showed."""
+    """Judges one program and prints the verdict with what its runs showed.
+
+    Raises:
+      ConfigError: the program or its tests cannot be read, or cannot be judged this way.
+    """
+    from rl_posttrain.config import ConfigError
     from rl_posttrain.sandbox.judge import judge
     from rl_posttrain.sandbox.languages import LANGUAGES
 
     path = Path(arguments.run)
     suffixes = {Path(language.source).suffix: name for name, language in LANGUAGES.items()}
     language = arguments.language or suffixes.get(path.suffix, "python")
-    limits = pool.config.limits
-    if arguments.cpu_seconds is not None:
-        limits = dataclasses.replace(
-            limits, cpu_seconds=arguments.cpu_seconds, wall_seconds=max(limits.wall_seconds, 5 * arguments.cpu_seconds)
-        )
-    if arguments.memory_mib is not None:
-        limits = dataclasses.replace(limits, memory_bytes=arguments.memory_mib << 20)
     tests = load_tests(Path(arguments.tests))
-    verdict = judge(pool, path.read_text(encoding="utf-8"), tests, language=language, limits=limits)
+    try:
+        code = path.read_text(encoding="utf-8")
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--run {path}: {error}") from error
+    limits = pool.config.limits
+    try:
+        if (seconds := arguments.cpu_seconds) is not None:
+            limits = dataclasses.replace(
+                limits, cpu_seconds=seconds, wall_seconds=max(limits.wall_seconds, 5 * seconds)
+            )
+        if arguments.memory_mib is not None:
+            limits = dataclasses.replace(limits, memory_bytes=arguments.memory_mib << 20)
+        verdict = judge(pool, code, tests, language=language, limits=limits)
+    except ValueError as error:  # no such language or limit, or tests that judge nobody
+        raise ConfigError(f"--run {path}: {error}") from error
     print(f"{verdict.status}: {sum(verdict.tests)} of {len(verdict.tests)} tests pass ({verdict.trust})")
     if verdict.detail:
         print(verdict.detail)
@@ -148,13 +160,13 @@ def load_tests(path: Path) -> Any:
     """The tests in a file, see above.
 
     Raises:
-      ConfigError: it is neither, or its values are not what such tests take.
+      ConfigError: it cannot be read, is neither, or its values are not what such tests take.
     """
     from rl_posttrain.config import ConfigError
     from rl_posttrain.sandbox import kinds
 
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         if path.suffix == ".py":
             return kinds.PytestTests(text)
         fields = json.loads(text)
@@ -167,7 +179,7 @@ def load_tests(path: Path) -> Any:
                 return kinds.CheckTests(source, entry)
             case {"suite": suite, **rest}:
                 return kinds.WhiteBoxTests(suite, **rest)
-    except (ValueError, TypeError, SyntaxError) as error:
+    except (ValueError, TypeError, SyntaxError, OSError) as error:
         raise ConfigError(f"--tests {path}: {error}") from error
     raise ConfigError(f"--tests {path}: has none of 'calls', 'cases', 'check', 'suite'; see --help")
 
