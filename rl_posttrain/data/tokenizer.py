@@ -1,15 +1,17 @@
-"""Text to token ids and back, without a downloaded vocabulary.
+"""Text to token ids and back: two closed vocabularies, and the tokenizer of a pretrained model's directory.
 
-Two closed vocabularies with the same special ids: 0 pads, 1 ends a completion, 2 separates the prompt from
-the completion. The policy is conditioned on `prompt(text)` and learns to write `completion(text)`. Padding
-and ends are never told apart by id in training: masks come from lengths (`data.packing`).
+The policy is conditioned on `prompt(text)` and learns to write `completion(text)`. The closed vocabularies share
+their special ids: 0 pads, 1 ends a completion, 2 separates the prompt from the completion. Padding and ends are
+never told apart by id in training: masks come from lengths (`data.packing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rl_posttrain.data.huggingface import HuggingFaceTokenizer
 
 PAD, END, SEPARATOR = 0, 1, 2
 SPECIAL_COUNT = 3
@@ -25,6 +27,8 @@ class CharacterTokenizer:
     pad_id: int = PAD
     separator_id: int = SEPARATOR
     end_ids: tuple[int, ...] = (END,)
+    special_ids: frozenset[int] = frozenset(range(SPECIAL_COUNT))
+    joined_ids: frozenset[int] = frozenset()
 
     def __init__(self, alphabet: str):
         repeated = sorted({character for character in alphabet if alphabet.count(character) > 1})
@@ -71,6 +75,8 @@ class ByteTokenizer:
     pad_id: int = PAD
     separator_id: int = SEPARATOR
     end_ids: tuple[int, ...] = (END,)
+    special_ids: frozenset[int] = frozenset(range(SPECIAL_COUNT))
+    joined_ids: frozenset[int] = frozenset()
     vocab_size: int = SPECIAL_COUNT + 256
 
     def encode(self, text: str) -> list[int]:
@@ -95,7 +101,7 @@ class ByteTokenizer:
         return [*self.encode(text), END]
 
 
-Tokenizer = CharacterTokenizer | ByteTokenizer
+Tokenizer = CharacterTokenizer | ByteTokenizer | HuggingFaceTokenizer
 
 
 def _ordinary(ids: Iterable[int], vocab_size: int) -> list[int]:
@@ -109,18 +115,36 @@ def _ordinary(ids: Iterable[int], vocab_size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Which closed vocabulary to use."""
+    """Which tokenizer to use (config section `tokenizer`)."""
 
-    kind: Literal["character", "byte"] = "byte"
+    kind: Literal["character", "byte", "huggingface"] = "byte"
     alphabet: str | None = None  # of the character tokenizer, in the order of its ids
+    # Of the Hugging Face tokenizer; see there.
+    directory: str | None = None
+    chat: bool | None = None
+    system: str | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind == "character" and not self.alphabet:
             raise ValueError("kind='character' needs an alphabet: set `alphabet`, or use kind='byte'")
-        if self.kind == "byte" and self.alphabet is not None:
-            raise ValueError(f"alphabet={self.alphabet!r} has no effect with kind='byte': leave it out")
+        if self.kind == "huggingface" and not self.directory:
+            raise ValueError("kind='huggingface' needs the model's directory: set `directory`, or use kind='byte'")
+        for name, kind in (("alphabet", "character"), *((name, "huggingface") for name in HUGGING_FACE_FIELDS)):
+            value = getattr(self, name)
+            if self.kind != kind and value is not None and value != {}:
+                raise ValueError(f"{name}={value!r} has no effect with kind={self.kind!r}: leave it out")
+
+
+HUGGING_FACE_FIELDS = ("directory", "chat", "system", "variables")
 
 
 def make_tokenizer(cfg: TokenizerConfig) -> Tokenizer:
-    """The tokenizer that `cfg` names."""
+    """The tokenizer that `cfg` names.
+
+    Raises:
+      ValueError: the directory lacks a file, or the files contradict each other.
+    """
+    if cfg.kind == "huggingface":
+        return HuggingFaceTokenizer(cfg.directory or "", chat=cfg.chat, system=cfg.system, variables=cfg.variables)
     return ByteTokenizer() if cfg.kind == "byte" else CharacterTokenizer(cfg.alphabet or "")
