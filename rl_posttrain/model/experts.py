@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
 from rl_posttrain.batch import Params
+from rl_posttrain.model.linear import linear
 
 
 def mix(x: Float[Array, "B T D"], w: Params, cfg: Any, activation: Callable[[Array], Array]) -> Float[Array, "B T D"]:
@@ -22,10 +23,18 @@ def mix(x: Float[Array, "B T D"], w: Params, cfg: Any, activation: Callable[[Arr
       w: one layer's weights: router [D, E], gate and up [E, D, F], down [E, F, D].
       cfg: a `transformer.ModelConfig`; `cfg.experts` says how: "dense" computes every expert for every token and
         is the reference, "grouped" sorts tokens by expert and computes the chosen ones alone.
+
+    Raises:
+      ValueError: "grouped" with adapters on the experts, which have to be merged first.
     """
     weights, chosen = route(x, w["router"], cfg.experts_per_token, cfg.normalise_experts)
-    run = _grouped if cfg.experts == "grouped" else _dense
-    return run(x, w, weights, chosen, activation).astype(x.dtype)
+    if cfg.experts == "dense":
+        return _dense(x, w, weights, chosen, activation).astype(x.dtype)
+    if any(f"{name}_a" in w for name in ("gate", "up", "down")):
+        raise ValueError(
+            "experts='grouped' computes no adapters: use experts='dense', or targets without gate, up, down"
+        )
+    return _grouped(x, w, weights, chosen, activation).astype(x.dtype)
 
 
 def route(
@@ -39,9 +48,8 @@ def route(
 
 def _dense(x: Array, w: Params, weights: Array, chosen: Array, activation: Callable) -> Array:
     E = w["gate"].shape[0]
-    gate = jnp.einsum("BTD,EDF->BTEF", x, w["gate"].astype(x.dtype))
-    up = jnp.einsum("BTD,EDF->BTEF", x, w["up"].astype(x.dtype))
-    out = jnp.einsum("BTEF,EFD->BTED", activation(gate) * up, w["down"].astype(x.dtype))
+    gate, up = linear(x, w, "gate", "BTD,EDF->BTEF"), linear(x, w, "up", "BTD,EDF->BTEF")
+    out = linear(activation(gate) * up, w, "down", "BTEF,EFD->BTED")
     share = (weights[..., None] * jax.nn.one_hot(chosen, E, dtype=weights.dtype)).sum(-2)  # [B, T, E]
     return jnp.einsum("BTE,BTED->BTD", share.astype(x.dtype), out)
 

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Float32, Int
 
 from rl_posttrain.batch import Params
 from rl_posttrain.model import attention, experts, logprobs, rope
+from rl_posttrain.model.linear import linear
 from rl_posttrain.model.rope import RopeScaling
 from rl_posttrain.sharding.mesh import constrain
 
@@ -250,7 +251,7 @@ def project_qkv(
       w: one layer's weights, `params["layers"]` without the leading axis.
     """
     x = _norm(x, w, "attention_norm", cfg)
-    q, k, v = (jnp.einsum("BTD,DNH->BTNH", x, w[name].astype(x.dtype)) for name in ("query", "key", "value"))
+    q, k, v = (linear(x, w, name, "BTD,DNH->BTNH") for name in ("query", "key", "value"))
     if cfg.qkv_bias:
         q, k, v = (y + w[f"{name}_bias"].astype(x.dtype) for name, y in (("query", q), ("key", k), ("value", v)))
     if cfg.qk_norm:
@@ -302,7 +303,7 @@ def finish_block(
 
     Gated mlp: Shazeer 2020, https://arxiv.org/abs/2002.05202.
     """
-    branch = jnp.einsum("BTNH,NHD->BTD", attended, w["output"].astype(x.dtype))
+    branch = linear(attended, w, "output", "BTNH,NHD->BTD")
     if cfg.output_bias:
         branch += w["output_bias"].astype(x.dtype)
     x = x + (_norm(branch, w, "attention_post_norm", cfg) if cfg.post_norms else branch)
@@ -311,10 +312,9 @@ def finish_block(
     if cfg.num_experts:
         branch = experts.mix(normed, w, cfg, activation)
     else:
-        gate = jnp.einsum("BTD,DF->BTF", normed, w["gate"].astype(x.dtype))
-        up = jnp.einsum("BTD,DF->BTF", normed, w["up"].astype(x.dtype))
+        gate, up = linear(normed, w, "gate", "BTD,DF->BTF"), linear(normed, w, "up", "BTD,DF->BTF")
         middle = constrain(activation(gate) * up, "batch", None, "mlp")
-        branch = jnp.einsum("BTF,FD->BTD", middle, w["down"].astype(x.dtype))
+        branch = linear(middle, w, "down", "BTF,FD->BTD")
     x = x + (_norm(branch, w, "mlp_post_norm", cfg) if cfg.post_norms else branch)
     return constrain(x, "batch", None, None)
 
