@@ -159,7 +159,7 @@ def _python(suite: str) -> str:
         if not more:
             break
         asserting |= more
-    tests = [function.name for function in functions if _is_test(function)]
+    tests = [function.name for function in functions if is_test(function)]
     bare = [name for name in tests if name not in asserting]
     if bare or not tests:
         raise ValueError(
@@ -178,12 +178,14 @@ def _python(suite: str) -> str:
     return ast.unparse(ast.fix_missing_locations(twin))
 
 
-def _is_test(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def is_test(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether pytest takes the function for a test."""
     fixture = any("fixture" in ast.unparse(decorator) for decorator in function.decorator_list)
     return function.name.startswith("test") and not fixture
 
 
-def _callee(node: ast.AST) -> str:
+def callee(node: ast.AST) -> str:
+    """The last name of what a call calls; "" for other nodes."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -194,11 +196,11 @@ def _asserts(name: str) -> bool:
 
 
 def _is_assertion(node: ast.AST) -> bool:
-    return isinstance(node, ast.Assert) or _callee(node) in RAISES or _asserts(_callee(node))
+    return isinstance(node, ast.Assert) or callee(node) in RAISES or _asserts(callee(node))
 
 
 def _calls(node: ast.AST, names: set[str]) -> bool:
-    return _callee(node) in names
+    return callee(node) in names
 
 
 class _Twin(ast.NodeTransformer):
@@ -216,7 +218,7 @@ class _Twin(ast.NodeTransformer):
         self._locals |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         self.generic_visit(node)
         self._locals = before
-        if _is_test(node):
+        if is_test(node):
             start, end = (
                 ast.parse("__before__ = len(__held__)").body,
                 ast.parse("assert len(__held__) > __before__").body,
@@ -233,12 +235,12 @@ class _Twin(ast.NodeTransformer):
 
     def visit_With(self, node: ast.With) -> ast.AST:
         self.generic_visit(node)
-        if len(node.items) == 1 and _callee(node.items[0].context_expr) in RAISES:
+        if len(node.items) == 1 and callee(node.items[0].context_expr) in RAISES:
             return ast.Try(node.body, [_ignore()], HELD, [])
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        call, name = node.value, _callee(node.value)
+        call, name = node.value, callee(node.value)
         if not isinstance(call, ast.Call) or name in self._defined or not _is_assertion(call):
             return node
         names: set[str] = set()
@@ -265,11 +267,11 @@ class _Twin(ast.NodeTransformer):
     def _unequal(self, left: ast.expr, right: ast.expr, names: set[str]) -> tuple[ast.expr, ast.expr]:
         """Two equal operands as unequal ones: the expected one of them made wrong."""
         for expected in (right, left):
-            wrong = _wrong_literal(expected)
+            wrong = wrong_literal(expected)
             if wrong is not None:
                 return (left, wrong) if expected is right else (wrong, right)
-        if _callee(right) == "approx" and isinstance(right, ast.Call) and right.args:
-            right.args[0] = _wrong_literal(right.args[0]) or _wrong(right.args[0])
+        if callee(right) == "approx" and isinstance(right, ast.Call) and right.args:
+            right.args[0] = wrong_literal(right.args[0]) or _wrong(right.args[0])
             return left, right
         if isinstance(right, ast.Name) and right.id in self._locals:
             names.add(right.id)  # in the variable, for whoever looks for it there
@@ -299,7 +301,8 @@ def _wrong(node: ast.expr) -> ast.expr:
     return ast.Call(ast.Name("__wrong__", ast.Load()), [node], [])
 
 
-def _wrong_literal(node: ast.expr) -> ast.expr | None:
+def wrong_literal(node: ast.expr) -> ast.expr | None:
+    """Another value than that of a literal, as a literal; None for what is none, or has no such value."""
     try:
         text = repr(PYTHON["__wrong__"](ast.literal_eval(node)))
         return ast.parse(text, mode="eval").body if text == repr(ast.literal_eval(text)) else None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Sequence
 
-from rl_posttrain.sandbox import twins
+from rl_posttrain.sandbox import disguise, twins
 from rl_posttrain.sandbox.answers import LIMIT_STATUSES, TAMPERING, Answer, Setting, ask, clean, decide, void, why_ended
 from rl_posttrain.sandbox.codec import Malformed, decode
 from rl_posttrain.sandbox.job import Job, RunEnded
@@ -31,6 +32,7 @@ def judge_whitebox(place: Place, setting: Setting, code: str, tests: WhiteBoxTes
     """The verdict on `code` by a suite and its twin: one test per pytest id; one in all for other languages.
 
     A candidate that passes the suite and any test of the twin has the flag "passes_twin", and fails everything.
+    Where no twin is given, a Python suite has two: one that looks at every assertion, and one that does not show.
 
     Raises:
       ValueError: a twin has to be given and is not, or the suite is not Python.
@@ -38,7 +40,16 @@ def judge_whitebox(place: Place, setting: Setting, code: str, tests: WhiteBoxTes
     """
     twin = tests.twin or _derive(setting.language.name, tests.suite)
     if setting.language.name == "python":
-        verdict = _judge_python(place, setting, code, tests.suite, twin)
+        try:
+            suite = disguise.plain(tests.suite)
+        except SyntaxError as error:
+            raise ValueError(f"the suite is not Python: {error}") from error
+        twin_tests: list[tuple[str, frozenset[str] | None]] = [(twin, None)]
+        if tests.twin is None:
+            # The same for the same program, so that a verdict can be repeated.
+            seed = int.from_bytes(hashlib.sha256(f"{code}\0{suite}".encode("utf-8", "replace")).digest()[:8])
+            twin_tests.insert(0, disguise.disguise(suite, seed))
+        verdict = _judge_python(place, setting, code, suite, twin_tests)
     else:
         verdict = _judge_program(place, setting, code, twins.armed(setting.language.name, tests.suite), twin)
     return dataclasses.replace(verdict, trust="tamper_evident")
@@ -50,7 +61,10 @@ _derive = functools.lru_cache(maxsize=1024)(twins.derive)
 # ---- Python ----
 
 
-def _judge_python(place: Place, setting: Setting, code: str, suite: str, twin: str) -> Verdict:
+def _judge_python(
+    place: Place, setting: Setting, code: str, suite: str, twin_tests: list[tuple[str, frozenset[str] | None]]
+) -> Verdict:
+    """`twin_tests`: twins, each with the tests that a right program fails in it; None: all."""
     place.share("tools", copy_pytest)
     expected = _collect(place, suite)
     rows, complaint, execution = _run(place, setting, code, suite)
@@ -61,10 +75,16 @@ def _judge_python(place: Place, setting: Setting, code: str, suite: str, twin: s
     elif execution.status in LIMIT_STATUSES and answers[-1].outcome == "pass":
         answers[-1] = why_ended(execution)
     verdict = decide(answers, len(expected), [execution], why_ended(execution))
-    if not verdict.passed:
-        return verdict
-    rows, complaint, second = _run(place, setting, code, twin)
-    return _compare(verdict, {name: rows.get(name, ("error",))[0] == "pass" for name in rows}, bool(rows), second)
+    for twin, wrong in twin_tests:
+        if not verdict.passed:
+            break
+        if wrong is None or wrong:
+            rows, _, second = _run(place, setting, code, twin)
+            held = {
+                name: row[0] == "pass" for name, row in rows.items() if wrong is None or name.split("[")[0] in wrong
+            }
+            verdict = _compare(verdict, held, bool(rows), second)
+    return verdict
 
 
 def _compare(verdict: Verdict, held: dict[str, bool], ran: bool, second: Execution) -> Verdict:

@@ -1,19 +1,16 @@
 """Suites in the candidate's own process, and their twins, which every right program fails."""
 
-import json
 import shutil
-from pathlib import Path
 
 import pytest
 
-from rl_posttrain.sandbox import twins
+from rl_posttrain.sandbox import disguise, twins
 from rl_posttrain.sandbox.judge import judge
 from rl_posttrain.sandbox.kinds import WhiteBoxTests
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 from rl_posttrain.sandbox.referees import UnusableTests
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 RIGHT = "def solve(n): return n * n\n"
 SUITE = """
 import pytest
@@ -51,7 +48,7 @@ def flags(verdict):
 def test_a_right_program_passes_its_suite_and_fails_the_twin(pool):
     verdict = judge(pool, RIGHT, TESTS)
     assert (verdict.status, verdict.tests, verdict.trust) == ("pass", (True,) * 4, "tamper_evident")
-    assert len(verdict.executions) == 2 and not verdict.flags
+    assert len(verdict.executions) == 3 and not verdict.flags
 
 
 @pytest.mark.parametrize(
@@ -112,6 +109,50 @@ def test_an_answer_taken_from_the_tests_variables_passes_the_twin(pool):
     tests = WhiteBoxTests("from solution import solve\ndef test_it():\n    value = 49\n    assert solve(7) == value\n")
     verdict = judge(pool, "import sys\ndef solve(n): return sys._getframe(1).f_locals['value']\n", tests)
     assert verdict.status == "malformed" and "passes_twin" in flags(verdict)
+
+
+LITERALS = "from solution import solve\n" + "".join(
+    f"def test_{n}():\n    assert solve(2) == 4\n    assert solve({n}) == {n * n}\n" for n in range(3, 12)
+)
+SPOTS = """
+import re, sys
+def solve(n):
+    text = open(sys._getframe(1).f_code.co_filename).read()
+    if any(sign in text for sign in ("__wrong__", "__held__", "try:", "not solve", "!=")):
+        return -1
+    return 4 if n == 2 else int(re.search(rf"solve\\({n}\\) == (-?\\d+)", text).group(1))
+"""
+
+
+def test_who_looks_for_the_marks_of_a_twin_finds_none(pool):
+    tests = WhiteBoxTests(LITERALS)
+    assert judge(pool, RIGHT, tests).passed
+    assert "passes_twin" in flags(judge(pool, SPOTS, tests))
+
+
+@pytest.mark.parametrize(
+    ("test", "changed"),
+    [
+        ("def test_it(): assert solve(7) == 49", True),
+        ("def test_it(): assert 49 == solve(7) and solve(2) == 4", True),
+        (
+            "@pytest.mark.parametrize('n, value', [(7, 49), (2, 4)])\ndef test_it(n, value): assert solve(n) == value",
+            True,
+        ),
+        ("@pytest.mark.parametrize('value', [49])\ndef test_it(value): assert solve(7) == value", True),
+        # A changed parameter would be right as well, or nobody knows whether the assertion is reached.
+        ("@pytest.mark.parametrize('one', [1])\ndef test_it(one): assert solve(one) == one", False),
+        ("def test_it():\n    if solve(7) == 3: assert solve(7) == 49", False),
+        ("def test_it():\n    if solve(7): return\n    assert solve(7) == 49", False),
+        ("def test_it(): assert solve(7) < 50", False),
+    ],
+)
+def test_a_disguised_twin_changes_what_a_right_program_is_sure_to_reach(test, changed):
+    suite = f"import pytest\nfrom solution import solve\n{test}\n"
+    for seed in range(5):
+        twin, names = disguise.disguise(suite, seed)
+        assert (twin != disguise.plain(suite)) == changed and names == ({"test_it"} if changed else set())
+        assert len(twin.splitlines()) == len(disguise.plain(suite).splitlines())
 
 
 def test_an_explicit_twin_is_used(pool):
@@ -290,20 +331,3 @@ def test_other_languages_need_an_explicit_twin(pool):
         judge(pool, "", WhiteBoxTests("fn main() { assert_eq!(1, 1); }"), language="rust")
     with pytest.raises(ValueError, match="no assertion"):
         judge(pool, "", WhiteBoxTests("int main() {}"), language="c")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "language", "program"), [("js", "javascript", "node"), ("cpp", "cpp", "g++")])
-def test_fixed_programs_of_human_eval_pack_pass_and_buggy_ones_fail(pool, name, language, program):
-    path = DATA / "humanevalpack" / f"{name}.jsonl"
-    if not path.exists() or shutil.which(program) is None:
-        pytest.skip(f"needs {path} and {program}")
-    wrong = []
-    for line in path.read_text().splitlines()[:40]:
-        task = json.loads(line)
-        tests = WhiteBoxTests(task["test"])
-        for body, passes in ((task["canonical_solution"], True), (task["buggy_solution"], False)):
-            verdict = judge(pool, task["declaration"] + body, tests, language=language)
-            if verdict.passed != passes or "passes_twin" in flags(verdict):
-                wrong.append((task["task_id"], passes, verdict.status, verdict.detail))
-    assert wrong == []
