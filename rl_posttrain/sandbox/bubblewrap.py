@@ -227,6 +227,12 @@ def explain(error: str) -> str:
             f"the sandbox's interpreter does not start: {error.strip()[-500:]!r}. Remedy: `apt-get install "
             "python3`, so that there is a working /usr/bin/python3"
         )
+    if "mount proc" in error:  # parts of ours are hidden, as in containers, and the kernel keeps it so
+        return (
+            f"this language needs a /proc, which cannot be mounted here: {error.strip()[-500:]!r}. Remedy: start the "
+            "container with `--security-opt systempaths=unconfined` (Docker) or `procMount: Unmasked` (Kubernetes); "
+            "languages that do without it work as they are"
+        )
     settings = {
         "/proc/sys/kernel/unprivileged_userns_clone": ("0", "`sysctl -w kernel.unprivileged_userns_clone=1`"),
         "/proc/sys/user/max_user_namespaces": ("0", "`sysctl -w user.max_user_namespaces=10000`"),
