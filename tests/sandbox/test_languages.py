@@ -14,7 +14,7 @@ import pytest
 
 from rl_posttrain.sandbox import languages, launcher, programs
 from rl_posttrain.sandbox import pool as pool_module
-from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
+from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable, explain
 from rl_posttrain.sandbox.judge import judge
 from rl_posttrain.sandbox.kinds import StdioTests
 from rl_posttrain.sandbox.languages import COMPILE_LIMITS, LANGUAGES
@@ -212,6 +212,11 @@ def test_a_missing_toolchain_is_an_error_with_the_remedy(pool, monkeypatch):
     with pytest.raises(SandboxUnavailable, match="candidates in rust.*toolchain.*apt-get install rustc"):
         judge(pool, "fn main() {}", StdioTests((("", ""),)), language="rust")
     assert "rust" not in languages.find_toolchains()
+
+
+def test_a_proc_that_cannot_be_mounted_has_its_remedy():
+    words = explain("bwrap: Can't mount proc on /newroot/proc: Operation not permitted")
+    assert "systempaths=unconfined" in words and "procMount: Unmasked" in words
 
 
 # ---- toolchains in private folders ----
