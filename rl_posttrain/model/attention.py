@@ -50,9 +50,9 @@ def attend(
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} heads cannot share {k.shape[2]} kv heads: use a multiple of them")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    factor: float = q.shape[-1] ** -0.5 if scale is None else scale
     if impl == "dense":
-        return _dense(q, k, v, visible(positions, segments, parents, window), scale, softcap)
+        return _dense(q, k, v, visible(positions, segments, parents, window), factor, softcap)
     if impl != "blockwise":
         raise ValueError(f"attention impl={impl!r} is unknown: use 'dense' or 'blockwise'")
     if block < 1:
@@ -61,8 +61,8 @@ def attend(
     block = min(block, T)
     pad = lambda x, value=0: jnp.pad(x, [(0, 0), (0, -T % block)] + [(0, 0)] * (x.ndim - 2), constant_values=value)
     padded = (pad(q), pad(k), pad(v), pad(positions), pad(segments), pad(parents, -1))
-    window = jnp.asarray(window, jnp.int32) if _limits(window) else None
-    return _blockwise(*padded, window, scale, softcap, block)[:, :T]
+    limit = jnp.asarray(window, jnp.int32) if _limits(window) else None
+    return _blockwise(*padded, limit, factor, softcap, block)[:, :T]
 
 
 def visible(
@@ -145,7 +145,7 @@ def live_blocks(
     positions: Int[Array, "B T"],
     segments: Int[Array, "B T"],
     parents: Int[Array, "B T"],
-    window: Int[Array, ""] | int | None,
+    window: Any,
     block: int,
 ) -> Bool[Array, "n n"]:
     """[query block, key block]: may any query of the one see any key of the other, in any row?
