@@ -279,20 +279,26 @@ def check_case(check, case):
 def run_suite():
     """A pytest suite over the candidate as the real module `solution`. Untrusted: all of it is one process.
 
-    {"id", "code", "suite"}; reply {"id", "result": [[[name, outcome, text], ...], complaint]}
+    {"id", "code", "suite"}; reply {"id", "result": [[[name, outcome, text], ...], complaint]}, or
+    {"id", "error": [type, message, traceback]} of what is no Python
     """
     harness.prepare(SUITE_FILE, buffered=False)
     request = harness.receive()
     sys.path.insert(1, TOOLS)
     sys.path.insert(1, "/tmp")
+    name = json.dumps(request["id"]).encode()
+    try:
+        compile(request["code"], "solution.py", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        harness.send(b'{"id":%s,"error":%s}' % (name, json.dumps(harness.describe(error, "solution.py")).encode()))
+        os._exit(1)
     with open("/tmp/solution.py", "w", encoding="utf-8") as stream:
         stream.write(request["code"])
     report = InsideReport()
     run_pytest(request["suite"], report)
     rows = [[name, *row[:2]] for name, row in report.tests.items()]
     complaint = report.missing or report.unusable or "".join(row[1] for row in report.collection[:1])
-    message = {"id": request["id"], "result": [rows, complaint]}
-    harness.send(json.dumps(message, separators=(",", ":")).encode())
+    harness.send(b'{"id":%s,"result":%s}' % (name, json.dumps([rows, complaint]).encode()))
     os._exit(0)
 
 

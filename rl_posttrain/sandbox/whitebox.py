@@ -25,6 +25,7 @@ from rl_posttrain.sandbox.session import Session
 from rl_posttrain.types import Execution, Flag, Verdict
 
 PYTEST_SECONDS = 3.0  # of CPU time, for loading pytest beside the candidate; three times as much on the wall
+SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 OUTCOMES = ("pass", "wrong", "error", "skipped")
 
 
@@ -70,7 +71,8 @@ def _judge_python(
     rows, complaint, execution = _run(place, setting, code, suite)
     answers = [Answer(*rows.get(name, ("error", "it did not run"))) for name in expected]  # type: ignore[arg-type]
     if not rows:
-        why = Answer("error", complaint) if complaint else why_ended(execution)
+        grammar = complaint.split(":")[0] in SYNTAX_ERRORS
+        why = Answer("compile_error" if grammar else "error", complaint) if complaint else why_ended(execution)
         answers = [why] * len(expected)
     elif execution.status in LIMIT_STATUSES and answers[-1].outcome == "pass":
         answers[-1] = why_ended(execution)

@@ -56,7 +56,7 @@ def test_a_right_program_passes_its_suite_and_fails_the_twin(pool):
     [
         ("def solve(n): return n + n", "wrong", (False, False, False, True)),
         ("def solve(n): return 1 / 0", "error", FAILED),
-        ("def solve(n) return", "error", FAILED),
+        ("def solve(n) return", "compile_error", FAILED),
         ("import os\nos._exit(0)", "error", FAILED),
         ("def solve(n):\n    while True: pass", "timeout", FAILED),
         ("other = 1", "error", FAILED),
