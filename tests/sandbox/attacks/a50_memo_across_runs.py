@@ -15,22 +15,34 @@ def call(name, *arguments):
         raise OSError(ctypes.get_errno(), name)
 
 
-def exists(path):
-    return os.path.exists(path)
+def raises(kind, action):
+    try:
+        action()
+    except OSError as error:
+        return isinstance(error, kind)
+    return False
+
+
+def lock(path):
+    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def core_limit():
+    try:
+        return resource.prlimit(os.getppid(), resource.RLIMIT_CORE)[1]
+    except PermissionError:
+        return None
 
 
 def look():
-    found = [folder for folder in FOLDERS if exists(f"{folder}/.mark")]
+    found = [folder for folder in FOLDERS if os.path.exists(f"{folder}/.mark")]
     found += ["host name"] if socket.gethostname() == "marked" else []
     found += ["shared memory"] if libc.shmget(KEY, 4096, 0) >= 0 else []
     found += ["niceness"] if os.getpriority(os.PRIO_PROCESS, os.getppid()) == 7 else []
-    found += ["limit"] if resource.prlimit(os.getppid(), resource.RLIMIT_CORE)[1] == 7 else []
     found += ["time"] if os.stat("/dev/null").st_mtime == 7 else []
     found += ["environment"] if "MARK" in os.environ else []
-    try:
-        fcntl.flock(os.open("/usr", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        found.append("lock")
+    found += ["lock"] if raises(BlockingIOError, lambda: lock("/usr")) else []
+    found += ["limit"] if core_limit() == 7 else []
     return found
 
 
