@@ -218,12 +218,14 @@ class HuggingFaceTokenizer:
         return found
 
     def _start(self, config: Mapping[str, Any]) -> int | None:
-        """The start token that the tokenizer itself puts before a text; a template may write it besides."""
-        if "bos_token" not in self.special_tokens or config.get("add_bos_token") is False:
+        """The start token that the tokenizer itself puts before a text; a template may write it besides.
+
+        tokenizer.json decides, as in transformers; where it was made without the step, the config's wish counts.
+        """
+        if "bos_token" not in self.special_tokens:
             return None
         start = self._id(self.special_tokens["bos_token"])
-        adds = config.get("add_bos_token") or self._backend.encode("a").ids[:1] == [start]
-        return start if adds else None
+        return start if self._backend.encode("a").ids[:1] == [start] or config.get("add_bos_token") else None
 
     def _ends(self, model: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
         """Every id that ends a completion, the tokenizer's own first: of both configs, and of the chat template."""
