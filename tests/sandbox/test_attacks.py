@@ -18,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+import pyseccomp
 import pytest
 
 from experiments import attacks
@@ -220,6 +221,29 @@ def test_an_attack_that_passes_or_fails_in_another_way_is_a_problem(pool, guard)
     late = attacks.Attack("a32_infinite_stdout.py", "func", "", "", ["wrong"], ["ok"], ["unsolicited_frame"])
     problems = attacks.run_attack(pool, late, guard).problems
     assert len(problems) == 3 and "'error' instead of wrong" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"), [("a30_thread_bomb", {"processes": 500}), ("a75_descriptors_and_pipes", {"open_files": 1024})]
+)
+def test_a_missing_limit_is_a_problem(pool, guard, name, limits):
+    attack = next(attack for attack in TABLE if attack.name == name)
+    assert attacks.run_attack(pool, dataclasses.replace(attack, limits=limits), guard).problems
+
+
+def test_a_missing_filter_is_a_problem(guard, monkeypatch):
+    def allow_everything(_):
+        rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+        with tempfile.TemporaryFile() as file:
+            rules.export_bpf(file)
+            file.seek(0)
+            return file.read()
+
+    monkeypatch.setattr("rl_posttrain.sandbox.pool.build_filter", allow_everything)
+    with attacks.attack_pool(PoolConfig()) as pool:
+        for name in ("a36_network", "a62_limit_pid_1", "a68_fork_where_refused"):
+            attack = next(attack for attack in TABLE if attack.name == name)
+            assert attacks.run_attack(pool, attack, guard).problems, name
 
 
 def test_a_changed_canary_and_a_leak_are_problems(pool):
