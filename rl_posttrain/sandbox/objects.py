@@ -172,6 +172,7 @@ OPERATIONS = {
     "set": setattr,
     "delete": delattr,
     "length": len,
+    "truth": bool,
     "item": operator.getitem,
     "set_item": operator.setitem,
     "delete_item": operator.delitem,

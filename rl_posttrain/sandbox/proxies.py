@@ -199,7 +199,7 @@ class Remote:
     __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self):
-        self.__refuse("takes for true or false")
+        return self.__ask("truth") is True  # no more than a plain True or False would say
 
     def __len__(self):
         return self.__ask("length")

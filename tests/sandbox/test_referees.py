@@ -20,8 +20,6 @@ from rl_posttrain.sandbox.referees import UnusableTests
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SQUARES = CheckTests("def check(candidate):\n    assert candidate(7) == 49\n    assert candidate(12) == 144\n", "solve")
 RIGHT = "def solve(n):\n    return n * n\n"
-# Right programs that answer with a `re.Match` where the test asks for truth: not plain data.
-NOT_PLAIN = {737, 787, 794}
 
 
 @pytest.fixture(scope="module")
@@ -452,4 +450,4 @@ def test_solutions_of_mbpp_pass(pool):
         imports = "\n".join(task["test_imports"])
         items.append((task["code"], CheckTests(f"{imports}\n{check(chr(10).join(lines)).source}", entry)))
     verdicts = judge_many(pool, items, limits=Limits(cpu_seconds=10.0, wall_seconds=30.0))
-    assert {task["task_id"] for task, v in zip(tasks, verdicts) if not v.passed} == NOT_PLAIN
+    assert [(task["task_id"], v.detail) for task, v in zip(tasks, verdicts) if not v.passed] == []
