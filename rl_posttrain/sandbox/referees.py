@@ -41,8 +41,6 @@ from rl_posttrain.types import Execution, Verdict
 # The referee's own. Its clock also runs while the candidate thinks.
 LIMITS = Limits(cpu_seconds=20, wall_seconds=60, memory_bytes=1 << 30, output_bytes=1 << 20, file_bytes=64 << 20)
 STRETCH = 10  # how far a candidate's wall limit may stretch on a busy machine
-# Seconds of a candidate's wall limit on top of its own, for the tests' work between two questions.
-BETWEEN_QUESTIONS = 5.0
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 OLDER_PYTHON = ("exceptiongroup", "tomli", "typing_extensions")  # what pytest needs besides before Python 3.11
 KINDS = ("value", "items", "class", "error")
@@ -176,9 +174,7 @@ class Relay:
         if "report" in message:
             self.report = message["report"]
             return
-        limits = self.setting.limits
-        limits = replace(limits, wall_seconds=limits.wall_seconds + BETWEEN_QUESTIONS)
-        job = Job("objects", limits, self.setting.profile)
+        job = Job("objects", self.setting.limits, self.setting.profile)
         self.execution, _ = self.place.run(job, lambda candidate: self._relay(referee, candidate, message))
 
     def _relay(self, referee: Session, candidate: Session, message: dict[str, Any]) -> None:

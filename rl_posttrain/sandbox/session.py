@@ -75,6 +75,8 @@ class Session:
         self._poll.register(control, select.POLLIN)
         self._started = time.monotonic()
         self._deadline = self._started + job.limits.wall_seconds
+        self._answered: float | None = None  # when, while nothing is asked: what follows is the judge's own time
+        self._paused = 0.0
         self._look = self._started + WATCH_SECONDS if job.watched else float("inf")
         theirs: list[int] = []
         try:
@@ -140,6 +142,10 @@ class Session:
         if replies:
             self.kill("unsolicited_frame", "a reply before its question")
             raise RunEnded
+        if self._answered is not None:
+            pause = time.monotonic() - self._answered
+            self._paused += pause
+            self._deadline += pause
         self._send(question)
         self._waiting = True
         while True:
@@ -152,6 +158,7 @@ class Session:
                     answer = bytes(replies[4 : 4 + length])
                     del replies[: 4 + length]
                     self._waiting = False
+                    self._answered = time.monotonic()
                     return answer
             if self._report is not None or self._killed:
                 raise RunEnded
@@ -272,7 +279,7 @@ class Session:
             return False
         waited = processes.waited_seconds(processes.descendants(self._pid)[PERMANENT:])
         wall = self._limits.wall_seconds
-        later = self._started + min(wall + waited, STARVED_FACTOR * wall)
+        later = self._started + self._paused + min(wall + waited, STARVED_FACTOR * wall)
         if later < time.monotonic() + 0.01:
             return False
         self._deadline = later

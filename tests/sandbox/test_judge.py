@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from rl_posttrain.sandbox.judge import judge, judge_many
-from rl_posttrain.sandbox.kinds import Call, FunctionTests, StdioTests
+from rl_posttrain.sandbox.kinds import Call, CheckTests, FunctionTests, StdioTests
 from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 
@@ -386,3 +386,16 @@ def test_tests_that_could_not_fail_are_refused():
 def test_many_verdicts_come_in_order(pool):
     items = [(f"def f(): return {n}", FunctionTests("f", (Call((), n - n % 3),))) for n in range(20)]
     assert [verdict.passed for verdict in judge_many(pool, items)] == [n % 3 == 0 for n in range(20)]
+
+
+def test_the_wall_clock_stands_still_between_an_answer_and_the_next_question():
+    code = "import time\ndef solve(n):\n    time.sleep(0.25)\n    return n\n"
+    slow = CheckTests(
+        "import time\ndef check(candidate):\n    for n in range(3):\n        assert candidate(n) == n\n        time.sleep(0.6)\n",
+        "solve",
+    )
+    with limited(wall_seconds=1.5) as pool:
+        verdict = judge(pool, code, slow)
+        assert verdict.passed, verdict.detail  # 0.75 s of its own, 2.5 s in all
+        asleep = judge(pool, code.replace("0.25", "0.9"), slow)
+        assert asleep.status == "timeout" and not asleep.passed
