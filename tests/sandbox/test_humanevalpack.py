@@ -20,7 +20,21 @@ FILES = {"python": "python", "javascript": "js", "cpp": "cpp", "rust": "rust", "
 DERIVED = ("python", "javascript", "cpp")  # languages whose twins the sandbox makes itself
 SAMPLE = (0, 27, 53, 86, 110, 141)
 LIMITS = Limits(cpu_seconds=5.0, wall_seconds=60.0)
-EXCEPTIONS: dict[str, dict[int, str]] = {name: {} for name in FILES}  # rows that cannot be judged, and why
+# Rows that cannot be judged here, and why.
+CRATE = "needs a crate that does not come with Rust"
+EXCEPTIONS: dict[str, dict[int, str]] = {
+    "python": {},
+    "javascript": {162: "needs the package js-md5"},
+    "cpp": {
+        22: "needs Boost",
+        38: "its declaration holds the beginning of the function's body, which the solution repeats",
+        137: "needs Boost",
+        162: "needs OpenSSL, and to be linked with it",
+    },
+    "rust": dict.fromkeys((32, 38, 50, 53, 91, 162), CRATE),
+    "go": {32: "its declaration lacks the function Poly, which the suite calls"},
+    "java": {},
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +99,7 @@ type asserting struct{}
 var assert asserting
 
 func (asserting) New(*testing.T) asserting { return assert }
-func (asserting) Equal(want, got interface{}) {
+func (asserting) Equal(want, got interface{}, words ...interface{}) {
 	if reflect.DeepEqual(want, got) != HOLDS {
 		panic("assertion failed")
 	}
@@ -109,7 +123,6 @@ def go(row, solution):
 
 
 def java(row, solution):
-    twin = row["test"].replace("correct.contains(false)", "!correct.contains(false)")
     twin = re.sub(r"if \((.*)\) \{(\s*throw new AssertionError)", r"if (!(\1)) {\2", row["test"])
     return row["declaration"] + row[solution], WhiteBoxTests(row["test"], twin=twin)
 
@@ -118,29 +131,32 @@ READ = {"python": python, "javascript": javascript, "cpp": cpp, "rust": rust, "g
 
 
 def judge_rows(pool, load, language, indices):
-    """Problems, by row: fixed programs that do not pass, buggy ones that do."""
+    """Problems, a line each: fixed programs that do not pass, buggy ones that do."""
     missing = LANGUAGES[language].missing()
     if missing is not None:
         pytest.skip(missing)
     rows = load(language)
     indices = [index for index in indices if index not in EXCEPTIONS[language]]
-    problems = {}
+    problems = []
     for solution in ("canonical_solution", "buggy_solution"):
         items = [READ[language](rows[index], solution) for index in indices]
         for index, verdict in zip(indices, judge_many(pool, items, language=language), strict=True):
             assert verdict.trust == "tamper_evident" and verdict.status != "infra_error"
-            if verdict.passed != (solution == "canonical_solution") or verdict.flags:
-                problems[rows[index]["task_id"], solution] = (verdict.status, verdict.detail, verdict.flags)
-    return problems
+            right = solution == "canonical_solution"
+            if verdict.passed != right or (right and verdict.flags):
+                problems.append(
+                    f"{rows[index]['task_id']} {solution}: {verdict.status}, {verdict.detail} {verdict.flags}"
+                )
+    return "\n".join(problems)
 
 
 @pytest.mark.parametrize("language", DERIVED)
 def test_fixed_programs_pass_and_buggy_ones_fail(pool, load, language):
-    assert judge_rows(pool, load, language, SAMPLE) == {}
+    assert judge_rows(pool, load, language, SAMPLE) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", FILES)
 def test_all_fixed_programs_pass_and_all_buggy_ones_fail(pool, load, language):
     indices = range(ROWS) if language in DERIVED else range(0, ROWS, 8)
-    assert judge_rows(pool, load, language, indices) == {}
+    assert judge_rows(pool, load, language, indices) == ""
