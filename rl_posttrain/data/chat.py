@@ -313,16 +313,16 @@ def _turn_span(
     upto = tokenizer.render(messages[: i + 1], **options)
     # Only up to the end token: Phi's template closes a whole conversation with one more.
     closed = [at + len(end) for end in tokenizer.end_texts if (at := upto.find(end, len(before))) >= 0]
-    if not closed:
-        raise ValueError(
-            f"the chat template writes none of the end tokens {tokenizer.end_texts} after an assistant turn, so that "
-            "a model would never learn to stop: write {{ eos_token }} there, or name its end in generation_config.json"
-        )
-    if not upto.startswith(before) or not text.startswith(upto[: min(closed)]):
+    if not upto.startswith(before) or not text.startswith(upto[: min(closed, default=len(before))]):
         raise ValueError(
             f"the chat template rewrites messages[{i}] or what precedes it once more is said, as Qwen3's does with "
             "thinking, so that no one text shows every turn as it was generated: call encode_chat(messages[:n], "
             "turns='last') for each assistant turn, or use a template with {% generation %} markers"
+        )
+    if not closed:
+        raise ValueError(
+            f"the chat template writes none of the end tokens {tokenizer.end_texts} after an assistant turn, so that "
+            "a model would never learn to stop: write {{ eos_token }} there, or name its end in generation_config.json"
         )
     return len(before), min(closed)
 
@@ -365,20 +365,22 @@ def next_turn(
       ValueError: the template does not simply append, or closes the turn with no end token.
     """
     opening = [{"role": "user", "content": first}]
-    before = tokenizer.render(opening, add_generation_prompt=True, **options) + first
+    before = tokenizer.render(opening, add_generation_prompt=True, **options)
     turn = {"role": "assistant", "content": first}
     whole = tokenizer.render([*opening, turn, *messages], add_generation_prompt=True, **options)
-    if not whole.startswith(before):
+    rest = whole[len(before) :].lstrip()  # some templates begin the turn with a space of their own
+    if not whole.startswith(before) or not rest.startswith(first):
         raise ValueError(
             "the chat template rewrites an earlier turn when the next one comes, so that the sampled tokens cannot "
             "stay as they are: use a template that only appends, such as one that keeps the thinking of every turn"
         )
-    ids = tokenizer.encode_markup(whole[len(before) :])
-    closing = next((i for i, token in enumerate(ids) if token in tokenizer.end_ids), None)
-    lead = [whole[len(before) :].find(end) for end in tokenizer.end_texts]
-    if closing is None or whole[len(before) :][: min(at for at in lead if at >= 0)].strip():
+    tail = rest[len(first) :]
+    places = [at for end in tokenizer.end_texts if (at := tail.find(end)) >= 0]
+    if not places or tail[: min(places)].strip():
         raise ValueError(
             f"the chat template closes an assistant turn with none of the end tokens {tokenizer.end_texts}: write "
             "{{ eos_token }} there, or name its end in generation_config.json"
         )
+    ids = tokenizer.encode_markup(tail)
+    closing = next(i for i, token in enumerate(ids) if token in tokenizer.end_ids)
     return ids[closing + 1 :] if ended else ids
