@@ -54,6 +54,19 @@ def _compile_harness(folder: Path, interpreter: str) -> Path:
     return folder
 
 
+def remove_leftovers() -> None:
+    """Removes the folders of trainers that were killed together with their launchers."""
+    for path in Path(tempfile.gettempdir()).glob(f"sandbox-*-{_namespace()}-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not os.path.exists(f"/proc/{pid}") and path.stat().st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _namespace() -> int:
+    """The number of our process namespace: in another, our numbers of processes mean nothing."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 class LauncherProcess:
     """A running launcher, with a folder for what its containers share; both end with the trainer.
 
@@ -66,30 +79,41 @@ class LauncherProcess:
     """
 
     def __init__(self, bubblewrap: str, interpreter: str, toolchains: Mapping[str, str]) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
+        self.building = threading.Lock()
+        self.toolchains = dict(toolchains)
+        self.groups: cgroups.Groups | None = None
+        self._names = itertools.count()
+        self._retired: collections.deque[cgroups.Group] = collections.deque()
+        self._lock = threading.Lock()
+        # First of all: where no descriptors are left, there is then no folder to remove without them.
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        remove_leftovers()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-{_namespace()}-"))
+        try:
+            self._start(bubblewrap, interpreter, theirs)
+        except BaseException:
+            self._control.close()
+            theirs.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            if self.groups is not None:
+                self.groups.close()
+            raise
+        theirs.close()
+
+    def _start(self, bubblewrap: str, interpreter: str, theirs: socket.socket) -> None:
         self._folder.chmod(0o755)
         self.shared = self._folder / "shared"
         self.shared.mkdir()
-        self.building = threading.Lock()
-        try:
-            self.harness = str(_compile_harness(self._folder / "harness", interpreter))
-            self.bubblewrap = reachable_copy(bubblewrap, self._folder)
-        except BaseException:
-            shutil.rmtree(self._folder)
-            raise
-        self.toolchains = dict(toolchains)
+        self.harness = str(_compile_harness(self._folder / "harness", interpreter))
+        self.bubblewrap = reachable_copy(bubblewrap, self._folder)
         binds = []
-        for name, path in toolchains.items():
+        for name, path in self.toolchains.items():
             if not readable_by_sandbox(path):  # below /root, say; the launcher, as root, shows it elsewhere
                 target = self._folder / "toolchains" / name
                 target.mkdir(parents=True)
                 binds.append((path, str(target)))
                 self.toolchains[name] = str(target)
         self.groups, self.delegation = cgroups.find()
-        self._names = itertools.count()
-        self._retired: collections.deque[cgroups.Group] = collections.deque()
-        self._lock = threading.Lock()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         script = str(Path(__file__).parent / "launcher.py")
         number = theirs.fileno()
         # No preexec_fn and no change of user: Python then starts it with vfork, whatever this process's size.
@@ -100,7 +124,6 @@ class LauncherProcess:
             pass_fds=(number,),
             start_new_session=True,  # Ctrl-C is for the trainer, which then closes the pool
         )
-        theirs.close()
 
     def group(self) -> cgroups.Group | None:
         """A control group for a new slot; None where they are not delegated."""

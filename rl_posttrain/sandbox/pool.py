@@ -6,10 +6,12 @@ import collections
 import heapq
 import itertools
 import os
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +34,7 @@ from rl_posttrain.sandbox.seccomp import FILTER_NAMES, FilterName, build_filter
 from rl_posttrain.sandbox.session import Session
 from rl_posttrain.sandbox.slot import Image, Slot
 from rl_posttrain.sandbox.statistics import Statistics
+from rl_posttrain.sandbox.submission import Submission, current
 from rl_posttrain.types import Execution
 
 FIRST_USER = 65534  # nobody; the n-th slot runs as this minus n, since the kernel counts some quotas by user
@@ -66,28 +69,6 @@ class PoolConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: use at least 1")
 
 
-class Submission(Future):
-    """What `Pool.submit` returns. `cancel` also ends a run in progress; `result` then raises CancelledError."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stopped = False
-        self.slots: set[Slot] = set()  # in use for it
-        self.lock = threading.Lock()
-
-    def cancel(self) -> bool:
-        """Ends it, before or during its run. False when it is done already."""
-        if super().cancel():
-            return True
-        with self.lock:
-            if self.done():
-                return False
-            self.stopped = True
-            for slot in self.slots:
-                slot.cancel()
-        return True
-
-
 class Place:
     """One of a pool's `slots` places: the containers that serve one judgement at a time, in turn or together."""
 
@@ -111,7 +92,7 @@ class Place:
             slot = None
         if slot is None:
             slot = self._slots[kind] = self._pool.fresh_slot(kind)
-        submission = getattr(_current, "submission", None)
+        submission = getattr(current, "submission", None)
         started = time.monotonic()
         try:
             if submission is not None:
@@ -119,7 +100,7 @@ class Place:
                     if submission.stopped:
                         raise CancelledError
                     submission.slots.add(slot)
-            return slot.run(job, driver)
+            return slot.run(job, driver if submission is None else submission.guard(driver))
         except MemoryExceeded:
             self._slots.pop(kind).close()
             return Execution("memory_limit", signal=9), None
@@ -153,7 +134,11 @@ class Place:
             self._slots.popitem()[1].close()
 
 
-_current = threading.local()  # .submission: what this worker thread is working on
+def _attempt(function: Callable[[Place], Result], place: Place) -> Result:
+    try:
+        return function(place)
+    except OSError as error:  # this machine has no descriptor or no space left, say
+        raise InfrastructureError(repr(error)) from error
 
 
 class Pool:
@@ -173,7 +158,7 @@ class Pool:
         self._sequence = itertools.count()
         self._workers: list[threading.Thread] = []
         self._closed = False
-        self._works = False  # a slot has started, so that a later failure to start is a fault of the moment
+        self._works: set[str] = set()  # kinds of which one has started: a later failure is a fault of the moment
         self._owner = os.getpid()
         self._launcher: LauncherProcess | None = None
         self._filters: dict[FilterName, bytes] = {}
@@ -201,11 +186,11 @@ class Pool:
         place = self._take()
         try:
             try:
-                return function(place)
+                return _attempt(function, place)
             except InfrastructureError:
                 self._statistics.add("retries")
                 place.discard()
-                return function(place)
+                return _attempt(function, place)
         except InfrastructureError:
             self._statistics.add("infra_errors")
             raise
@@ -217,8 +202,9 @@ class Pool:
     def submit(self, function: Callable[[], Result], *, priority: int = 0) -> Submission:
         """Calls `function` on one of `slots` worker threads; lower priorities first, then in order of submission.
 
-        Waits while `config.pending` others wait.
+        Waits while `config.pending` others wait, so not for callbacks of submissions, which run on those threads.
         """
+        self._refuse_fork()
         with self._condition:
             while len(self._queue) >= self.config.pending and not self._closed:
                 self._condition.wait()
@@ -229,7 +215,16 @@ class Pool:
                 self._workers.append(threading.Thread(target=self._work, name="sandbox", daemon=True))
                 self._workers[-1].start()
             self._condition.notify_all()
+        submission.add_done_callback(self._forget)
         return submission
+
+    def _forget(self, submission: Any) -> None:
+        """Makes room for another when one is cancelled before its turn."""
+        if submission.cancelled():
+            with self._condition:
+                self._queue = [entry for entry in self._queue if entry[2] is not submission]
+                heapq.heapify(self._queue)
+                self._condition.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -243,7 +238,7 @@ class Pool:
             if not submission.set_running_or_notify_cancel():
                 continue
             self._statistics.waited(time.monotonic() - submitted)
-            _current.submission = submission
+            current.submission = submission
             try:
                 result = function()
             except BaseException as error:
@@ -262,13 +257,16 @@ class Pool:
         self._statistics.ran(seconds)
 
     def _take(self) -> Place:
-        if os.getpid() != self._owner:
-            raise RuntimeError("this Pool belongs to the process that made it; make a new one after fork")
+        self._refuse_fork()
         with self._condition:
             while not self._places and not self._closed:
                 self._condition.wait()
             self._refuse_closed()
             return self._places.pop()  # the last used is warm
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeError("this Pool belongs to the process that made it; make a new one after fork")
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -296,10 +294,10 @@ class Pool:
                 slot.close()
                 raise
         except SandboxUnavailable as error:
-            if not self._works:
+            if kind not in self._works:
                 raise
             raise InfrastructureError(str(error)) from error
-        self._works = True
+        self._works.add(kind)
         return slot
 
     def warm_up(self) -> None:
@@ -353,16 +351,24 @@ class Pool:
         return self._require_launcher().delegation
 
     def shared(self, name: str, build: Callable[[Path], None]) -> None:
-        """Makes SHARED/`name` in the containers, once: `build` fills its folder with what every candidate may read."""
+        """Makes SHARED/`name` in the containers, once: `build` fills its folder with what every candidate may read.
+
+        Raises:
+          InfrastructureError: that failed; the next call tries again.
+        """
         launcher = self._require_launcher()
         with launcher.building:
             folder = launcher.shared / name
             if not folder.exists():
                 partial = launcher.shared / f".{name}"
-                partial.mkdir()
-                build(partial)
-                make_readable(partial)
-                partial.rename(folder)
+                try:
+                    partial.mkdir()
+                    build(partial)
+                    make_readable(partial)
+                    partial.rename(folder)
+                except (OSError, subprocess.SubprocessError) as error:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    raise InfrastructureError(f"making {SHARED}/{name}: {error!r}") from error
 
     def close(self) -> None:
         """Drops what waits, waits for runs in progress, then ends every process. Calling it again does nothing."""
@@ -372,9 +378,9 @@ class Pool:
             if self._closed:
                 return
             self._closed = True
-            for _, _, submission, _, _ in self._queue:
+            waiting, self._queue = self._queue, []
+            for _, _, submission, _, _ in waiting:
                 submission.cancel()
-            self._queue.clear()
             self._condition.notify_all()
             while len(self._places) < self.config.slots:
                 self._condition.wait()
