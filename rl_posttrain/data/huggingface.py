@@ -57,12 +57,17 @@ class HuggingFaceTokenizer:
         named = {**_read(self.directory, "special_tokens_map.json"), **config}
         self._check_added(config.get("added_tokens_decoder", {}))
         self.special_tokens = {name: _content(named[name]) for name in SPECIAL_TOKENS if named.get(name) is not None}
-        self._register(self.special_tokens, named.get("additional_special_tokens") or named.get("extra_special_tokens"))
+        more = named.get("extra_special_tokens") or named.get("additional_special_tokens") or ()
+        if isinstance(more, Mapping):  # named as the model's own templates call them
+            self.special_tokens |= {name: _content(token) for name, token in more.items()}
+            more = ()
+        self._register([*self.special_tokens.values(), *map(_content, more)])
         self.special_ids = frozenset(
             i for i, token in self._backend.get_added_tokens_decoder().items() if token.special
         )
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        fallback = '"ByteFallback"' in self._backend.to_str().partition('"decoder"')[2].partition('"model"')[0]
+        joined = [vocabulary[token] for token in ("<0xC3>", "<0xA9>") if token in vocabulary]
+        fallback = self._backend.decode(joined) == "é"  # characters that lack a token are written in bytes
         self.joined_ids = frozenset(i for token, i in vocabulary.items() if fallback and _is_byte(token))
         size = {**model, **model.get("text_config", {})}.get("vocab_size")
         self.vocab_size: int = max(vocabulary.values()) + 1 if size is None else size
@@ -82,7 +87,8 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text. No special ids: `<s>` in the text is three characters."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return ids if self.special_ids.isdisjoint(ids) else self._plain.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; special ids are dropped, bytes that are not UTF-8 become U+FFFD.
@@ -203,10 +209,8 @@ class HuggingFaceTokenizer:
                     f"{self._backend.id_to_token(int(i))!r}: load and save the tokenizer with transformers"
                 )
 
-    def _register(self, named: Mapping[str, str], more: Any) -> None:
+    def _register(self, tokens: Iterable[str]) -> None:
         """Special tokens of the config are special, whatever tokenizer.json says of them."""
-        more = list(more.values()) if isinstance(more, Mapping) else list(more or ())
-        tokens = [*named.values(), *(_content(token) for token in more)]
         self._backend.add_special_tokens([token for token in tokens if self._backend.token_to_id(token) is not None])
 
     def _id(self, token: str) -> int:
@@ -244,12 +248,9 @@ class HuggingFaceTokenizer:
 
     def _template_end(self, known: frozenset[int]) -> list[int]:
         """The special token after an assistant's turn, where no config names it: generation must stop there too."""
-        chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
-        before = self.render(chat[:1], add_generation_prompt=True)
-        ids = self.encode_markup(self.render(chat)[len(before) :])
-        if any(i in known for i in ids):
-            return []
-        return [i for i in ids if i in self.special_ids][:1]
+        chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Okay"}]
+        closing = self.encode_markup(self.render(chat).rpartition("Okay")[2])
+        return [] if known.intersection(closing) else [i for i in closing if i in self.special_ids][:1]
 
 
 def _read(directory: Path, name: str, required: bool = False) -> dict[str, Any]:

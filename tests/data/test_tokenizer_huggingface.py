@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jinja2
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from rl_posttrain.config import ConfigError, build
 from rl_posttrain.data import packing, trees
 from rl_posttrain.data.chat import encode_chat
 from rl_posttrain.data.tokenizer import HuggingFaceTokenizer, TokenizerConfig, make_tokenizer
+from rl_posttrain.model.transformer import ModelConfig, init
+from rl_posttrain.rollout.generate import generate
+from rl_posttrain.rollout.sampling import Sampling
 from rl_posttrain.types import Task
 
 FAMILIES = [
@@ -184,6 +188,25 @@ def test_o21_with_pad_as_end_every_row_trains_exactly_one_end(made):
     trained = [i for i, assistant in zip(chat.ids, chat.assistant) if assistant]
     assert trained == [*tokenizer.completion("Forty-two."), *tokenizer.completion("Yes.")]
     assert trained.count(end) == 2 and chat.ids.count(end) == 5
+
+
+def test_rollouts_work_with_it_unchanged(made):
+    tokenizer = made("gemma_style")  # two ends
+    cfg = ModelConfig(
+        vocab_size=tokenizer.vocab_size, embed_dim=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, mlp_dim=16
+    )
+    tasks = [task("What is twelve plus thirty?")]
+    rollouts = generate(
+        init(jax.random.key(0), cfg), tasks, tokenizer=tokenizer, model_cfg=cfg, sampling=Sampling(1.0), width=64,
+        max_tokens=96, prompt_bucket=8, rows=1, key=jax.random.key(1), policy_version=0,
+    )[0]  # fmt: skip
+    assert {rollout.prompt_tokens for rollout in rollouts} == {tuple(tokenizer.prompt(tasks[0].prompt))}
+    last = {rollout.completion_tokens[-1] for rollout in rollouts if rollout.finish_reason == "stop"}
+    assert last == set(tokenizer.end_ids)  # each of them ends some
+    for rollout in rollouts:
+        inner = rollout.completion_tokens[: -1 if rollout.finish_reason == "stop" else None]
+        assert not set(inner) & set(tokenizer.end_ids)
+        assert rollout.text == tokenizer.decode(inner)
 
 
 # ---- the start ----
@@ -362,3 +385,8 @@ def test_special_tokens_of_the_map_count_where_the_config_has_none(model_directo
     made = HuggingFaceTokenizer(directory)
     assert made.end_texts[0] == "<|im_end|>" and made.pad_id == made.end_ids[0]
     assert made.decode(made.encode_markup("<think>a</think>")) == "a</think>"
+    named = {"extra_special_tokens": {"thought_token": "<think>"}, "eos_token": "<|im_end|>"}
+    (directory / "special_tokens_map.json").write_text(json.dumps(named))
+    made = HuggingFaceTokenizer(directory)
+    assert made.decode(made.encode_markup("<think>a</think>")) == "a</think>"
+    assert made.special_tokens["thought_token"] == "<think>"
