@@ -20,7 +20,7 @@ import numpy as np
 
 from rl_posttrain.batch import Params
 from rl_posttrain.model import hf_config
-from rl_posttrain.model.hf_files import INDEX, SINGLE, Checkpoint, read_json, write_json, write_tensors
+from rl_posttrain.model.hf_files import Checkpoint, read_json, refuse_weights, write_json, write_weights
 from rl_posttrain.model.hf_names import Stored, by_path, stored
 from rl_posttrain.model.transformer import ModelConfig, declare, is_parameter
 from rl_posttrain.sharding import mesh as mesh_lib
@@ -181,17 +181,17 @@ def save_model(
       shard_bytes: the largest file, unless one tensor is larger.
 
     Raises:
-      ValueError: the directory holds weights already, or `params` are spread over processes.
+      ValueError: the directory holds weights already, the source describes another model, or `params` are spread
+        over processes.
     """
     target = Path(directory)
-    if any(target.glob("*.safetensors")):
-        raise ValueError(f"{target} holds weights already: choose another directory, or empty it")
+    refuse_weights(target)
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
         raise ValueError("the parameters are spread over several processes: restore the checkpoint in one to export it")
     origin = None if source is None else read_json(Path(source) / "config.json")
     config = hf_config.write_config(cfg, origin, length=length, dtype=dtype)
     target.mkdir(parents=True, exist_ok=True)
-    _write_weights(target, dict(by_path(params)), cfg, jnp.dtype(dtype), shard_bytes)
+    _write_weights(target, dict(by_path(params)), cfg, np.dtype(jnp.dtype(dtype)), shard_bytes)
     for pattern in BESIDE if source is not None else ():
         for file in sorted(Path(str(source)).glob(pattern)):
             if file.is_file():
@@ -203,35 +203,20 @@ def save_model(
 def _write_weights(
     target: Path, leaves: Mapping[str, jax.Array], cfg: ModelConfig, dtype: np.dtype, shard_bytes: int
 ) -> None:
+    table = stored(cfg)
     sizes = {
         (path, layer): math.prod(entry.their_shape) * max(1, entry.experts) * dtype.itemsize
-        for path, entry in stored(cfg).items()
+        for path, entry in table.items()
         for layer in range(max(1, entry.layers))
     }
-    shards: list[list[tuple[str, int]]] = [[]]
-    filled = 0
     # Layer after layer, as others write them; what stands outside the layers comes first.
-    for key in sorted(sizes, key=lambda key: (key[0].startswith("layers/"), key[1], key[0])):
-        if shards[-1] and filled + sizes[key] > shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(key)
-        filled += sizes[key]
-    weight_map: dict[str, str] = {}
-    for number, keys in enumerate(shards, 1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = dict(pair for path, layer in keys for pair in _their_tensors(leaves[path], path, layer, cfg, dtype))
-        write_tensors(target / file, tensors)
-        weight_map |= dict.fromkeys(tensors, file)
-    if len(shards) > 1:
-        write_json(target / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
+    order = sorted(sizes, key=lambda key: (key[0].startswith("layers/"), key[1], key[0]))
+    tensors = lambda key: _their_tensors(leaves[key[0]], table[key[0]], key[1], dtype)
+    write_weights(target, {key: sizes[key] for key in order}, tensors, shard_bytes)
 
 
-def _their_tensors(
-    leaf: jax.Array, path: str, layer: int, cfg: ModelConfig, dtype: np.dtype
-) -> Iterator[tuple[str, np.ndarray]]:
+def _their_tensors(leaf: jax.Array, entry: Stored, layer: int, dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """Names and values of one layer (if it has layers) of our array, as they are stored."""
-    entry = stored(cfg)[path]
     ours = np.asarray(_take(leaf, layer) if entry.layers else leaf).astype(dtype)
     for expert in range(max(1, entry.experts)):
         one = ours[expert] if entry.experts else ours

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,39 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.chmod(0o644)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes a safetensors file as transformers expects it, which everyone may read."""
-    safetensors.numpy.save_file(dict(tensors), path, metadata={"format": "pt"})
-    path.chmod(0o644)  # the package writes files that nobody else can read
+def refuse_weights(directory: Path) -> None:
+    """Raises ValueError when a directory that is to be written holds weights already: files of both would mix."""
+    if any(directory.glob("*.safetensors")):
+        raise ValueError(f"{directory} holds weights already: choose another directory, or empty it")
+
+
+def write_weights(
+    directory: Path,
+    sizes: Mapping[Any, int],
+    tensors: Callable[[Any], Iterable[tuple[str, np.ndarray]]],
+    shard_bytes: int,
+) -> None:
+    """Writes one file, or several with an index, that everyone may read. One file is in memory at a time.
+
+    Args:
+      sizes: bytes of each piece, in order.
+      tensors: names and values of a piece, which stays within a file.
+      shard_bytes: the largest file, unless one piece is larger.
+    """
+    shards: list[list[Any]] = [[]]
+    filled = 0
+    for piece, size in sizes.items():
+        if shards[-1] and filled + size > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(piece)
+        filled += size
+    weight_map: dict[str, str] = {}
+    for number, pieces in enumerate(shards, 1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        inside = dict(named for piece in pieces for named in tensors(piece))
+        safetensors.numpy.save_file(inside, directory / file, metadata={"format": "pt"})
+        (directory / file).chmod(0o644)  # the package writes files that nobody else can read
+        weight_map |= dict.fromkeys(inside, file)
+    if len(shards) > 1:
+        write_json(directory / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
