@@ -118,6 +118,12 @@ def mount_fresh(file_bytes, proc):
         mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, b"subset=pid")
 
 
+def placed_bytes(channels):
+    """What `place_files` takes of /tmp, in whole pages: the program itself does not count against the file limit."""
+    sizes = [os.fstat(descriptor).st_size for name, descriptor in channels.items() if name.startswith("file:")]
+    return sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)
+
+
 def place_files(channels):
     for name, descriptor in channels.items():
         if name.startswith("file:"):
@@ -221,7 +227,7 @@ def first_process(control, job, channels, instructions):
     """Pid 1 of the run: sets up, waits for the candidate, kills what is left, reports."""
     try:
         os.setsid()
-        mount_fresh(job["limits"]["file_bytes"], job["proc"])
+        mount_fresh(job["limits"]["file_bytes"] + placed_bytes(channels), job["proc"])
         place_files(channels)
         pid = os.fork()
         if pid == 0:
