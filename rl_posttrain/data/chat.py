@@ -70,6 +70,16 @@ class _SafeNamespace(Namespace):
         super().__setitem__(name, value)
 
 
+class _SafeDict:
+    """A template's `dict(...)`. Through the class itself, `dict.update` would change what the sandbox keeps fixed."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -87,7 +97,7 @@ def _compiled(source: str) -> jinja2.Template:
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": lambda pattern: datetime.now().strftime(pattern),
-        "dict": lambda *args, **values: dict(*args, **values),  # not the class, whose attributes lead elsewhere
+        "dict": _SafeDict(),
         "namespace": _SafeNamespace,
     }
     return environment.from_string(source)

@@ -136,6 +136,10 @@ def test_json_keeps_characters_as_they_are():
     assert template("{{ messages[0].content | tojson }}").render([{**USER, "content": "é<&>'👍"}]) == '"é<&>\'👍"'
 
 
+def test_templates_make_mappings():
+    assert template("{{ dict(a=1) }} {{ dict.fromkeys('ab', 0) }}").render([USER]) == "{'a': 1} {'a': 0, 'b': 0}"
+
+
 def test_the_callers_messages_stay_as_they_were():
     message = {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}
     before = json.dumps(message)
@@ -154,6 +158,7 @@ def test_the_callers_messages_stay_as_they_were():
         "{% set n = namespace(__class__=1) %}",
         "{% set n = namespace() %}{% set n._hidden = 1 %}",
         "{{ dict.__subclasses__() }}",
+        "{{ dict.update(messages[0], content='') or messages[0].content }}",
     ],
 )
 def test_a_template_cannot_leave_its_sandbox_or_change_what_it_gets(source):
