@@ -49,6 +49,27 @@ def model_config(directory: str | os.PathLike[str], *, length: int = 0) -> Model
     return hf_config.read_config(read_json(Path(directory) / "config.json"), length=length)
 
 
+def open_checkpoint(directory: str | os.PathLike[str], cfg: ModelConfig) -> tuple[Checkpoint, dict[str, Stored]]:
+    """Checks that a directory holds all of `cfg`'s tensors and no others, before any is read.
+
+    Returns:
+      The tensors, and where each of our parameters lies among them.
+
+    Raises:
+      ValueError: a file or tensor is missing, cut short, surplus, of another shape or of a quantised type.
+    """
+    source, table = Checkpoint(directory), stored(cfg)
+    if "head" in table and table["head"].template not in source.shapes and model_config(directory).tie_embeddings:
+        table["head"] = table["embed"]
+    expected = {name: entry.their_shape for entry in table.values() for name in entry.names()}
+    if cfg.tie_embeddings and "lm_head.weight" in source.shapes:
+        expected["lm_head.weight"] = table["embed"].their_shape
+    source.check(expected)
+    if cfg.tie_embeddings and "lm_head.weight" in source.shapes:
+        _check_tied(source)
+    return source, table
+
+
 def load_params(directory: str | os.PathLike[str], cfg: ModelConfig, mesh: jax.sharding.Mesh | None = None) -> Params:
     """The weights of a directory as float32 arrays, sharded by the rules on `mesh` (None: the first device).
 
@@ -60,15 +81,7 @@ def load_params(directory: str | os.PathLike[str], cfg: ModelConfig, mesh: jax.s
     Raises:
       ValueError: a file or tensor is missing, cut short, surplus or of another shape, or the mesh does not fit.
     """
-    source = Checkpoint(directory)
-    table = stored(cfg)
-    if "head" in table and table["head"].template not in source.shapes and model_config(directory).tie_embeddings:
-        table["head"] = table["embed"]
-    expected = {name: entry.their_shape for entry in table.values() for name in entry.names()}
-    if cfg.tie_embeddings and "lm_head.weight" in source.shapes:
-        _check_tied(source)
-        expected["lm_head.weight"] = table["embed"].their_shape
-    source.check(expected)
+    source, table = open_checkpoint(directory, cfg)
     declared = declare(cfg)
     if mesh is None:
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -140,12 +153,12 @@ def _tensor(source: Checkpoint, entry: Stored, name: str, index: tuple[slice, ..
     if entry.inputs is None:
         start, stop = bounds[0]
         rows = slice(min(start, entry.rows), min(stop, entry.rows))
-        part = source.read(name, (rows, *index[1:])).astype(np.float32)
+        part = source.read(name, (rows, *index[1:])).astype(np.float32, copy=False)
         padding = lengths[0] - part.shape[0]
         return np.pad(part, [(0, padding)] + [(0, 0)] * (part.ndim - 1)) if padding else part
     outputs = _flat(bounds[entry.inputs :], entry.shape[entry.inputs :])
     if entry.inputs == 0:
-        return source.read(name, (outputs,)).astype(np.float32).reshape(lengths)
+        return source.read(name, (outputs,)).astype(np.float32, copy=False).reshape(lengths)
     inputs = _flat(bounds[: entry.inputs], entry.shape[: entry.inputs])
     part = source.read(name, (outputs, inputs))
     return np.ascontiguousarray(part.T, dtype=np.float32).reshape(lengths)
@@ -192,12 +205,18 @@ def save_model(
     config = hf_config.write_config(cfg, origin, length=length, dtype=dtype)
     target.mkdir(parents=True, exist_ok=True)
     _write_weights(target, dict(by_path(params)), cfg, np.dtype(jnp.dtype(dtype)), shard_bytes)
-    for pattern in BESIDE if source is not None else ():
-        for file in sorted(Path(str(source)).glob(pattern)):
+    if source is not None:
+        copy_beside(Path(source), target)
+    write_json(target / "config.json", config)  # last: a directory without it is seen to be unfinished
+
+
+def copy_beside(source: Path, target: Path) -> None:
+    """Copies tokenizer files, the generation config and the licence."""
+    for pattern in BESIDE:
+        for file in sorted(source.glob(pattern)):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)
                 (target / file.name).chmod(0o644)
-    write_json(target / "config.json", config)  # last: a directory without it is seen to be unfinished
 
 
 def _write_weights(

@@ -1,0 +1,58 @@
+"""Writes a run's model as a directory that transformers and vLLM load: `python -m experiments.export RUN --out DIR`.
+
+Adapters are merged. Tokenizer and generation config come from the directory that the run started from.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from experiments import cli
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m experiments.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("workdir", help="the folder of a run")
+    parser.add_argument("--out", required=True, help="the directory to write")
+    parser.add_argument(
+        "--step", default="latest", help='checkpoint: "latest", "best" or a number (default: %(default)s)'
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="of the written weights; the others round, which undoes small updates (default: %(default)s)",
+    )
+    parser.add_argument("--shard_bytes", type=int, default=2_000_000_000, help="largest file (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=0, help="longest sequence, of a model without a pretrained one")
+    arguments = parser.parse_args(argv)
+
+    from rl_posttrain.config import ConfigError
+    from rl_posttrain.model import convert
+
+    with cli.opened_run(arguments.workdir, arguments.step) as (config, _, params, step):
+        try:
+            convert.save_model(
+                arguments.out,
+                params,
+                config.model,
+                source=config.pretrained,
+                length=arguments.length,
+                dtype=arguments.dtype,
+                shard_bytes=arguments.shard_bytes,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    print(f"step {step} of {arguments.workdir} in {arguments.dtype}: {arguments.out}")
+    if config.pretrained is None:
+        print("There is no tokenizer beside it: this run used one of ours, which transformers does not know.")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.guarded(main)
