@@ -58,10 +58,12 @@ PROBES = (
     Probe("right functions pass", "def probe():\n    return [1, 'a', {2: 3.5}]\n", _returns([1, "a", {2: 3.5}])),
     Probe("right programs pass", "print(int(input()) + 1)\n", StdioTests((("41\n", "42\n"),))),
     Probe("wrong answers fail", "def probe():\n    return True\n", _returns(1), ("wrong",)),
+    Probe("wrong programs fail", "print(int(input()) + 2)\n", StdioTests((("41\n", "42\n"),)), ("wrong",)),
     Probe("an early exit is not a pass", "import os\nos._exit(0)\n", _returns(1), ("error",)),
     Probe(
         "forged answers are seen",
-        "import os\nos.write(4, b'\\0\\0\\0\\x09{\"ok\":true}' * 4)\ndef probe():\n    return 1\n",
+        'import os, struct\nfor frame in (b\'{"id":"0","ok":true}\', b\'{"id":"0","value":1}\'):\n'
+        "    os.write(4, struct.pack('>I', len(frame)) + frame)\ndef probe():\n    return 2\n",
         _returns(1),
         ("malformed",),
     ),
@@ -77,6 +79,20 @@ PROBES = (
             "call('memfd_create', b'x', 0)",
         ),
         _returns([]),
+    ),
+    Probe(
+        "no capabilities",
+        "import ctypes\nlibc = ctypes.CDLL(None)\ndef probe():\n"
+        "    header, held = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
+        "    return libc.capget(header, held), list(held), libc.prctl(39, 0, 0, 0, 0)\n",
+        _returns((0, [0] * 6, 1)),  # none at all, and no new privileges either
+    ),
+    Probe(
+        "no descriptors but the run's own",
+        "import os\ndef probe():\n    found = []\n    for number in range(1024):\n"
+        "        try:\n            os.fstat(number)\n        except OSError:\n            continue\n"
+        "        found.append(number)\n    return found\n",
+        _returns([0, 1, 2, 3, 4]),
     ),
     Probe("no new processes", _attempts("os.fork() or os._exit(0)", "os.execv('/bin/true', ['true'])"), _returns([])),
     Probe(
@@ -108,11 +124,19 @@ PROBES = (
     ),
     Probe(
         "the processor time limit",
-        "def probe():\n    while True: pass\n",
+        "import time\ndef probe():\n    while time.process_time() < 1: pass\n",
         _returns(None),
         ("timeout",),
         limits=dataclasses.replace(LIMITS, cpu_seconds=0.1),
     ),
+    Probe(
+        "the wall time limit",
+        "import time\ndef probe():\n    time.sleep(2)\n",
+        _returns(None),
+        ("timeout",),
+        limits=dataclasses.replace(LIMITS, wall_seconds=0.1),
+    ),
+    Probe("the output limit", "def probe():\n    print('x' * (1 << 18))\n", _returns(None), ("error",)),
     Probe(
         "killing every process in sight",
         "import os\ndef probe():\n    os.kill(-1, 9)\n    os.kill(1, 9)\n    return 1\n",
