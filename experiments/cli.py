@@ -130,10 +130,12 @@ def opened_run(workdir: str, step: str) -> Iterator[tuple[Any, Any, Any, int]]:
             raise ConfigError(f'--step {step}: must be "latest", "best" or a number')
         wanted = int(step)
     mesh = mesh_lib.make_mesh(config.mesh)
-    abstract = jax.eval_shape(lambda key: transformer.init(key, config.model), jax.random.key(0))
-    placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    abstract = jax.tree.map(placed, abstract, mesh_lib.shardings(transformer.declare(config.model), mesh))
     directory = config.checkpoint.directory or filesystem.join(workdir, "checkpoints")
-    found, params = restore_params(directory, abstract, wanted)
-    with jax.set_mesh(mesh), services.tools(config) as tools:
-        yield config, services.load_domains(config, tools), params, found
+    with jax.set_mesh(mesh):
+        part = services.trained_part(config, mesh)
+        abstract = jax.eval_shape(lambda: transformer.init_tree(jax.random.key(0), config.model, part.declared))
+        placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        abstract = jax.tree.map(placed, abstract, mesh_lib.shardings(part.declared, mesh))
+        found, trained = restore_params(directory, abstract, wanted)
+        with services.tools(config) as tools:
+            yield config, services.load_domains(config, tools), part.policy(trained), found

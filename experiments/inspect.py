@@ -76,7 +76,7 @@ def show(title: str, batch: Any, tokenizer: Any) -> None:
 
 def show_memory(update: Any, state: Any, batch: Any) -> None:
     """Prints what XLA plans for one update, per device."""
-    memory = update.lower(state, batch).compile().memory_analysis()
+    memory = update.func.lower(*update.args, state, batch).compile().memory_analysis()
     mib = lambda size: f"{size / 2**20:.1f} MiB"
     print(
         f"compiled update, per device: {mib(memory.argument_size_in_bytes)} of arguments "

@@ -161,7 +161,7 @@ def evaluate(services: Services, state: RunState, stage: str) -> list[evaluation
     """Evaluates the policy, adds the rows to the state and rewrites `evaluation.json`."""
     config = services.config
     outcomes = evaluation.evaluate(
-        state.train.params,
+        services.policy(state.train.params),
         services.domains,
         config.evaluation,
         tokenizer=services.tokenizer,

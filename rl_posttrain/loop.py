@@ -63,7 +63,7 @@ def collect(services: Services, state: RunState) -> Collected:
     config, clock = services.config, Clock()
     width = config.rollout.group_size
     groups = generate(
-        state.train.params,
+        services.policy(state.train.params),
         draw_tasks(services, state),
         tokenizer=services.tokenizer,
         model_cfg=config.model,

@@ -8,8 +8,10 @@ import dataclasses
 import hashlib
 import json
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -64,11 +66,25 @@ MODEL = ("score", "decode")  # the trainer and the sampler must agree on the mat
 SAMPLED = {"evaluation.temperature": 1.0}
 SHARDED = {"mesh.data": 1, "mesh.fsdp": -1}
 
+ADAPTED = {"lora.rank": 2}
+MIXED = {"model.num_experts": 4, "model.experts_per_token": 2}
+WINDOWED = {"model.window": 4}
+
 KNOBS = {
     "seed": Knob(1, "run"),
     "init_from": Knob("another run", "run"),
+    "pretrained": Knob("models/nowhere", "refused"),
+    "lora.rank": Knob(2, "placement"),
+    "lora.alpha": Knob(8.0, "score", given=ADAPTED),
+    "lora.rslora": Knob(True, "score", given=ADAPTED),
+    "lora.dropout": Knob(0.5, "whole_update", given=ADAPTED),
+    "lora.targets": Knob(["query"], "placement", given=ADAPTED),
     "tokenizer.kind": Knob("byte", ("run", *MODEL), also={"tokenizer.alphabet": None}),
     "tokenizer.alphabet": Knob("".join(reversed(FIELDS["tokenizer.alphabet"])), "run"),
+    "tokenizer.directory": Knob("models/other", "refused"),
+    "tokenizer.chat": Knob(True, "refused"),
+    "tokenizer.system": Knob("Be brief.", "refused"),
+    "tokenizer.variables": Knob({"enable_thinking": False}, "refused"),
     "model.vocab_size": Knob(FIELDS["model.vocab_size"] + 5, MODEL),
     "model.embed_dim": Knob(48, MODEL),
     "model.num_layers": Knob(2, MODEL),
@@ -77,7 +93,23 @@ KNOBS = {
     "model.head_dim": Knob(16, MODEL),
     "model.mlp_dim": Knob(48, MODEL),
     "model.rope_theta": Knob(5000.0, MODEL),
+    "model.rope_scaling": Knob({"kind": "linear", "factor": 2.0}, MODEL),
     "model.norm_epsilon": Knob(1e-5, MODEL),
+    "model.output_bias": Knob(True, MODEL),
+    "model.activation": Knob("gelu_tanh", MODEL),
+    "model.norm_plus_one": Knob(True, MODEL),
+    "model.post_norms": Knob(True, MODEL),
+    "model.scale_embeddings": Knob(True, MODEL),
+    "model.query_scale": Knob(0.5, MODEL),
+    "model.attention_softcap": Knob(5.0, MODEL),
+    "model.logit_softcap": Knob(5.0, MODEL),
+    "model.window": Knob(4, MODEL),
+    "model.sliding": Knob([False], MODEL, given=WINDOWED),
+    "model.local_rope_theta": Knob(50.0, MODEL, given=WINDOWED),
+    "model.num_experts": Knob(4, MODEL, also={"model.experts_per_token": 2}),
+    "model.experts_per_token": Knob(1, MODEL, given=MIXED),
+    "model.normalise_experts": Knob(False, MODEL, given=MIXED),
+    "model.experts": Knob("grouped", MODEL, given=MIXED),
     "model.qk_norm": Knob(True, MODEL),
     "model.qkv_bias": Knob(True, MODEL),
     "model.tie_embeddings": Knob(False, MODEL),
@@ -95,6 +127,10 @@ KNOBS = {
     "mesh.expert": Knob(2, "refused"),
     "sandbox.slots": Knob(1, "sandbox"),
     "sandbox.runs_per_slot": Knob(1, "sandbox"),
+    "sandbox.pending": Knob(3, "queue"),
+    "sandbox.interpreter": Knob("/bin/sh", "container"),
+    "sandbox.packages": Knob("/usr/lib", "container"),
+    "sandbox.preload": Knob(["numpy"], "container"),
     "sandbox.limits.cpu_seconds": Knob(1.0, "sandbox"),
     "sandbox.limits.wall_seconds": Knob(5.0, "sandbox"),
     "sandbox.limits.memory_bytes": Knob(200 << 20, "sandbox"),
@@ -193,7 +229,7 @@ def lowered(name: str, with_model: bool = False):
                 patch.setattr(update, "score", sums)
             made = services.compiled(config, mesh)
             first = made["abstract"].params if name == "score" else made["abstract"]
-            return made[name].lower(first, batch()).as_text()
+            return made[name].func.lower(*made[name].args, first, batch()).as_text()
 
     return observe
 
@@ -254,6 +290,9 @@ def sandbox(config: services.Config, folder: Path) -> Any:
                 seen["inside"] -= 1
             return Execution("ok"), None
 
+        def wait_ready(self):
+            return None
+
         def close(self):
             return None
 
@@ -262,6 +301,30 @@ def sandbox(config: services.Config, folder: Path) -> Any:
         assert tools.judge is not None
         tools.judge(tools.pool, [(f"f = {i}", FunctionCheck("f", (((1,), 1),))) for i in range(4)])
     return seen
+
+
+def container(config: services.Config, folder: Path) -> Any:
+    """What candidates' containers are started with."""
+    launcher = SimpleNamespace(shared=folder, toolchains={}, harness="harness", bubblewrap="bwrap")
+    with pool_lib.Pool(config.sandbox) as pool:
+        image = pool._image(launcher, "candidate")  # type: ignore[arg-type]
+        return [part.replace(str(folder), "shared") for part in image.argv], image.paths, image.preload
+
+
+def queue(config: services.Config, folder: Path) -> int:
+    """How many submissions wait at most, of ten more than there are slots."""
+    del folder
+    go = threading.Event()
+    with pool_lib.Pool(config.sandbox) as pool:
+        submit = lambda: [pool.submit(go.wait) for _ in range(config.sandbox.slots + 10)]
+        thread = threading.Thread(target=submit)
+        thread.start()
+        while thread.is_alive() and len(pool._queue) < config.sandbox.pending:
+            time.sleep(0.01)
+        waiting = len(pool._queue)
+        go.set()
+        thread.join()
+    return min(waiting, config.sandbox.pending)
 
 
 def a_run(config: services.Config, folder: Path) -> Any:
@@ -277,7 +340,8 @@ def a_run(config: services.Config, folder: Path) -> Any:
         assert run_command.run(config, "workdir") == 0
     workdir = folder / "workdir"
     entries = lines.read(workdir / "metrics.jsonl")
-    log += [{k: v for k, v in entry.items() if k[:4] != "time" and k != "tokens/per_s"} for entry in entries]
+    timed = lambda name: name.startswith("time") or name.endswith(("_s", "_per_second"))
+    log += [{name: value for name, value in entry.items() if not timed(name)} for entry in entries]
     log += [alerts.read(workdir), json.loads((workdir / "evaluation.json").read_text())]
     return (
         log
@@ -323,6 +387,7 @@ def without_arithmetic(log: list[Any], mesh: jax.sharding.Mesh) -> dict[str, Any
 
     return {
         "init_params": lambda: {"w": jax.device_put(jnp.float32(0), everywhere)},
+        "policy": lambda trained: trained,
         "abstract": jax.tree.map(abstract, fresh({"w": jnp.float32(0)})),
         "init_train_state": fresh,
         "sft_update": noting("sft"),
@@ -349,6 +414,8 @@ OBSERVATIONS = {
     "evaluation_decode": decoding(of_evaluation=True),
     "placement": placement,
     "sandbox": sandbox,
+    "container": container,
+    "queue": queue,
     "run": a_run,
 }
 

@@ -72,6 +72,7 @@ def without_arithmetic(config, mesh):
     abstract = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
     return {
         "init_params": params,
+        "policy": lambda trained: trained,
         "abstract": jax.tree.map(abstract, fresh(params())),
         "init_train_state": fresh,
         "sft_update": counted({}),

@@ -21,6 +21,8 @@ from rl_posttrain.sharding.mesh import constrain
 Metrics = dict[str, Array]
 # loss(logprobs, entropy, batch, token_count=...) -> (scalar, metrics): `sft.loss`, or `grpo.loss` given a cfg
 Loss = Callable[..., tuple[Array, Metrics]]
+# assemble(trained, step) -> the model's parameters: `lora.attach` beside a frozen base, or the identity
+Assemble = Callable[[Params, Array], Params]
 
 # What the learning rate is multiplied with, from progress 0 (after the warm-up) to 1 (the last step's end).
 DECAYS: dict[str, Callable[[Array], Array]] = {
@@ -164,6 +166,8 @@ def update(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     micro_batches: int = 1,
+    declared: Any = None,
+    assemble: Assemble = lambda trained, step: trained,
 ) -> tuple[TrainState, Metrics]:
     """One optimizer step on a batch.
 
@@ -176,6 +180,8 @@ def update(
       loss: `(logprobs, entropy, batch, token_count=...) -> (scalar, metrics)`, all of it additive over rows;
         metrics named `*_max` (>= 0) combine by maximum instead.
       optimizer: of `make_optimizer`, or any other.
+      declared: the table of `state.params`, where that is not the whole model.
+      assemble: makes the model's parameters of `state.params`, which alone are trained.
 
     Returns:
       The next state, and the loss's metrics with `update/...`: scalars, float32.
@@ -184,9 +190,13 @@ def update(
       ValueError: B is not divisible by `micro_batches`.
     """
     tokens = jnp.sum(batch.loss_weight > 0).astype(jnp.float32)
-    gradients, metrics = _accumulate(
-        state.params, batch, jnp.maximum(tokens, 1.0), model_cfg=model_cfg, loss=loss, parts=micro_batches
-    )
+
+    def objective(trained: Params, part: Batch) -> tuple[Array, Metrics]:
+        logprobs, entropy = score(assemble(trained, state.step), part, model_cfg=model_cfg)
+        return loss(logprobs, entropy, part, token_count=jnp.maximum(tokens, 1.0))
+
+    declared = transformer.declare(model_cfg) if declared is None else declared
+    gradients, metrics = _accumulate(state.params, batch, objective, declared, parts=micro_batches)
     norm = optax.tree.norm(gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     proposed = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
@@ -207,7 +217,12 @@ def update(
 
 
 def _accumulate(
-    params: Params, batch: Batch, token_count: Array, *, model_cfg: ModelConfig, loss: Loss, parts: int
+    params: Params,
+    batch: Batch,
+    objective: Callable[[Params, Batch], tuple[Array, Metrics]],
+    declared: Any,
+    *,
+    parts: int,
 ) -> tuple[Params, Metrics]:
     """Gradients and metrics of the batch, summed over `parts` micro-batches in float32."""
     rows = batch.tokens.shape[0]
@@ -218,14 +233,10 @@ def _accumulate(
         # Every parts-th row: each device keeps its own rows, where contiguous parts would move them.
         return constrain(x.reshape(rows // parts, parts, -1).swapaxes(0, 1), None, "batch", None)
 
-    def objective(params: Params, part: Batch) -> tuple[Array, Metrics]:
-        logprobs, entropy = score(params, part, model_cfg=model_cfg)
-        return loss(logprobs, entropy, part, token_count=token_count)
-
     def gradients_of(part: Batch) -> tuple[Params, Metrics]:
         (_, metrics), gradients = jax.value_and_grad(objective, has_aux=True)(params, part)
         gradients = jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
-        return _like_parameters(gradients, model_cfg), metrics
+        return _like_parameters(gradients, declared), metrics
 
     def add(total: tuple[Params, Metrics], part: Batch) -> tuple[tuple[Params, Metrics], None]:
         gradients, metrics = gradients_of(part)
@@ -235,7 +246,7 @@ def _accumulate(
     split_batch = jax.tree.map(split, batch)
     shapes = jax.eval_shape(gradients_of, jax.tree.map(lambda x: x[0], split_batch))
     gradients, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (gradients, metrics), _ = jax.lax.scan(add, (_like_parameters(gradients, model_cfg), metrics), split_batch)
+    (gradients, metrics), _ = jax.lax.scan(add, (_like_parameters(gradients, declared), metrics), split_batch)
     return gradients, metrics
 
 
@@ -243,9 +254,8 @@ def _combine(name: str, first: Array, second: Array) -> Array:
     return jnp.maximum(first, second) if name.endswith("_max") else first + second
 
 
-def _like_parameters(gradients: Params, model_cfg: ModelConfig) -> Params:
+def _like_parameters(gradients: Params, declared: Any) -> Params:
     """Lays gradients out as the parameters, so that a sum over micro-batches is never replicated."""
-    declared = transformer.declare(model_cfg)
     is_parameter = transformer.is_parameter
     return jax.tree.map(
         lambda parameter, gradient: constrain(gradient, *parameter.axes),

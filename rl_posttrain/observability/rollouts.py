@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 
-from rl_posttrain.types import Rollout, Verdict
+from rl_posttrain.types import Rollout, Verdict, VerdictStatus
 
 
 def rollout_metrics(
@@ -30,7 +31,7 @@ def rollout_metrics(
         "completion/length_max": float(lengths.max()),
         "completion/truncated_fraction": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
     }
-    for status in ("pass", "wrong", "error", "timeout", "malformed", "infra_error"):
+    for status in get_args(VerdictStatus):
         metrics[f"verdict/{status}_fraction"] = statuses.count(status) / len(statuses)
     by_domain: dict[str, list[tuple[float, bool]]] = defaultdict(list)
     for group, group_verdicts, row in zip(groups, verdicts, rewards):

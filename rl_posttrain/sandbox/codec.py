@@ -121,7 +121,8 @@ def decode(data: bytes, maximum_bytes: int) -> Any:
     if max(itertools.accumulate(map(STEP.__getitem__, brackets)), default=0) > 3 * MAXIMUM_DEPTH + 3:
         raise Malformed("nested too deeply")
     try:
-        return from_json(json.loads(data, parse_constant=_refuse, parse_int=_integer, parse_float=_float))
+        # json would take UTF-16 and UTF-32 too, whose bytes the count above does not see through.
+        return from_json(json.loads(data.decode("utf-8"), parse_constant=_refuse, parse_int=_integer, parse_float=_float))
     except Malformed:
         raise
     except (ValueError, RecursionError, TypeError, OverflowError, MemoryError) as error:

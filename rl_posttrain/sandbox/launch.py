@@ -26,6 +26,7 @@ from rl_posttrain.sandbox.bubblewrap import (
 from rl_posttrain.sandbox.job import InfrastructureError
 
 CLOSE_SECONDS = 15.0
+ANSWER_SECONDS = 30.0  # for the launcher to start a container, without waiting for it
 RETIRED = 8  # groups of ended slots that wait for their removal
 
 
@@ -144,16 +145,19 @@ class LauncherProcess:
 
         Raises:
           SandboxUnavailable: the program cannot be executed.
-          InfrastructureError: the launcher is gone.
+          InfrastructureError: the launcher is gone, or did not answer and has been ended.
         """
         message = {"argv": argv, "environment": environment, "user": user, "enter": [], "leave": []}
         if group is not None and self.groups is not None:
             message |= {"enter": group.enter, "leave": self.groups.leave}
         with self._lock:
             try:
+                self._control.settimeout(ANSWER_SECONDS)
                 socket.send_fds(self._control, [json.dumps(message).encode()], files)
                 data = self._control.recv(1 << 16)
             except OSError as error:
+                self._process.kill()  # a late answer would be taken for another's
+                self._process.wait()
                 raise InfrastructureError(f"the launcher ended: {error!r}") from error
         if not data:
             raise InfrastructureError("the launcher ended")

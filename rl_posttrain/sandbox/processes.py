@@ -66,6 +66,18 @@ def memory_bytes(pids: Iterable[int]) -> int:
     return total
 
 
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Processor time of these processes and of children that they have waited for, in steps of a clock tick."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = _read(f"{pid}/stat").rpartition(")")[2].split()
+        except ENDED:
+            continue
+        total += sum(map(int, fields[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 def waited_seconds(pids: Iterable[int]) -> float:
     """The longest time that the main thread of one of these processes was ready to run and had no processor.
 
