@@ -122,7 +122,8 @@ def decode(data: bytes, maximum_bytes: int) -> Any:
         raise Malformed("nested too deeply")
     try:
         # json would take UTF-16 and UTF-32 too, whose bytes the count above does not see through.
-        return from_json(json.loads(data.decode("utf-8"), parse_constant=_refuse, parse_int=_integer, parse_float=_float))
+        text = data.decode("utf-8")
+        return from_json(json.loads(text, parse_constant=_refuse, parse_int=_integer, parse_float=_float))
     except Malformed:
         raise
     except (ValueError, RecursionError, TypeError, OverflowError, MemoryError) as error:

@@ -213,7 +213,8 @@ class Relay:
                 result = self._result(data)
                 # The name of a function or a class says nothing yet. Anything with contents does: reading it may
                 # already have cost the tests their time.
-                named = result[0] == "class" or result[0] == "value" and isinstance(result[1], dict) and "o" in result[1]
+                kind, body = result[:2]
+                named = kind == "class" or (kind == "value" and isinstance(body, dict) and "o" in body)
                 self.used |= question["operation"] != "get" or question["handle"] is not None or not named
                 return {"result": result}
         self.used = True

@@ -391,7 +391,8 @@ def test_many_verdicts_come_in_order(pool):
 def test_the_wall_clock_stands_still_between_an_answer_and_the_next_question():
     code = "import time\ndef solve(n):\n    time.sleep(0.25)\n    return n\n"
     slow = CheckTests(
-        "import time\ndef check(candidate):\n    for n in range(3):\n        assert candidate(n) == n\n        time.sleep(0.6)\n",
+        "import time\ndef check(candidate):\n    for n in range(3):\n"
+        "        assert candidate(n) == n\n        time.sleep(0.6)\n",
         "solve",
     )
     with limited(wall_seconds=1.5) as pool:
