@@ -211,14 +211,14 @@ def _text_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of the language model; null ones are absent, but for those whose null means something."""
     if (config.get("architectures") or [name])[0] in WITH_PICTURES:
         config = config.get("text_config") or {}
-    kept = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+    kept = ("num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
     return {key: value for key, value in config.items() if value is not None or key in kept}
 
 
 def _read_sizes(left: dict[str, Any], family: Family, values: dict[str, Any]) -> None:
     for theirs, ours in SIZES.items():
-        if theirs == "num_key_value_heads":
-            left.setdefault(theirs, left.get("num_attention_heads"))
+        if theirs == "num_key_value_heads" and left.get(theirs) is None:
+            left[theirs] = values["num_heads"]
         if theirs == "head_dim" and theirs not in left:
             left[theirs] = values["embed_dim"] // values["num_heads"]
         value = left.pop(theirs, None)
@@ -361,6 +361,8 @@ def _from_source(source: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written(cfg: ModelConfig, name: str, family: Family, length: int) -> dict[str, Any]:
     values = {theirs: getattr(cfg, ours) for theirs, ours in (SIZES | dict(family.expert_fields)).items()}
+    if cfg.rope_scaling and cfg.rope_scaling.kind == "dynamic":
+        length = cfg.rope_scaling.original_length  # which this type reads from there
     values |= {"architectures": [name], "model_type": family.model_type, "max_position_embeddings": length}
     values[family.mlp] = cfg.mlp_dim
     values |= {"rms_norm_eps": cfg.norm_epsilon, "tie_word_embeddings": cfg.tie_embeddings}

@@ -1,7 +1,8 @@
 """Makes the golden arrays of transformers: `python tests/golden/make.py`, where torch and transformers are installed.
 
-For every family and every RoPE type a tiny model, whose weights `weights.draw` makes from their names: its config in
-both spellings, names and shapes of its tensors as transformers saves them, and its logits in float32 and bfloat16.
+For every family and every RoPE type a tiny model, whose weights `golden_models.draw` makes from their names: its
+config in both spellings, names and shapes of its tensors as transformers saves them, and its logits in float32 and
+bfloat16.
 Then RoPE frequencies at real sizes. With `--smollm2 DIR` (from `experiments.import_model --smollm2 --out DIR`) also
 greedy continuations and the loss of a text.
 """
@@ -14,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from golden_models import draw
 from safetensors import safe_open
+from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from weights import draw
 
 HERE = Path(__file__).parent
 LENGTHS = (40, 31)  # true lengths of the two rows
@@ -163,8 +165,6 @@ def model_of(config: dict) -> tuple[transformers.PreTrainedModel, dict, dict[str
         with safe_open(path / "model.safetensors", "np") as opened:
             shapes = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}
         written = json.loads((path / "config.json").read_text())
-        from safetensors.numpy import save_file
-
         drawn = draw(shapes, ones="gemma" not in config["model_type"])
         save_file(drawn, path / "model.safetensors", metadata={"format": "pt"})
         (path / "config.json").write_text(json.dumps(config))  # in the old spelling, as published

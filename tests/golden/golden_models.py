@@ -1,19 +1,37 @@
-"""The tiny models behind `tests/golden/family_*.npz`, written out as directories."""
+"""The tiny models behind `family_*.npz`: weights from a frozen generator, so that no file holds them, and directories.
 
-import importlib.util
+`make.py` draws the same weights for transformers.
+"""
+
 import json
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = Path(__file__).resolve().parent
 FAMILIES = sorted(path.stem.removeprefix("family_") for path in GOLDEN.glob("family_*.npz"))
 
-_spec: Any = importlib.util.spec_from_file_location("golden_weights", GOLDEN / "weights.py")
-_weights = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_weights)
+
+def draw(shapes: Mapping[str, Sequence[int]], ones: bool) -> dict[str, np.ndarray]:
+    """Float32 values by name. `ones`: norms lie around 1 (else around 0, for families that add 1)."""
+    drawn = {}
+    for name, shape in shapes.items():
+        # RandomState's streams never change, unlike those of the newer Generator.
+        values = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(tuple(shape))
+        if "norm" in name:
+            values = ones + 0.2 * values
+        elif len(shape) == 1:
+            values = 0.3 * values
+        elif "embed" in name or "lm_head" in name:
+            values = 0.3 * values
+        else:
+            values = values / np.sqrt(shape[-1])
+        drawn[name] = values.astype(np.float32)
+    return drawn
 
 
 class Golden:
@@ -34,7 +52,7 @@ class Golden:
         self.run_length = first
 
     def weights(self) -> dict[str, np.ndarray]:
-        return _weights.draw(self.shapes, "gemma" not in self.old_config["model_type"])
+        return draw(self.shapes, "gemma" not in self.old_config["model_type"])
 
     def write(self, directory: Path) -> Path:
         """The model as it would be published, in the old spelling."""
