@@ -4,7 +4,6 @@ By default some sixty runs of the storm; `slow` has a thousand, in both modes.
 """
 
 import glob
-import json
 import os
 import random
 import shutil
@@ -18,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_posttrain.sandbox import processes, session, slot
-from rl_posttrain.sandbox.job import InfrastructureError
+from rl_posttrain.sandbox import launch, processes, session, slot
 from rl_posttrain.sandbox.judge import judge, submit
 from rl_posttrain.sandbox.kinds import Call, FunctionTests, StdioTests
 from rl_posttrain.sandbox.limits import Limits
@@ -30,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOOD = "def solve(n): return n + 1"
 TESTS = FunctionTests("solve", (Call((1,), 2),))
 LIMITS = Limits(cpu_seconds=2.0, wall_seconds=3.0)
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 @pytest.fixture
@@ -141,12 +139,16 @@ FAULTS = ("fork server", "container", "pid 1", "launcher", "stopped fork server"
 
 
 def storm(config, count, strikes, seconds):
-    """Submits tasks while faults strike, `seconds` apart; the statuses that were neither right nor "infra_error"."""
-    chance, struck, over = random.Random(0), [], threading.Event()
+    """Judges `count` tasks, or more, until all faults have struck, `seconds` apart; the wrong (status, right one).
+
+    Also checks that the pool works afterwards.
+    """
+    chance, struck, found = random.Random(0), [], []
     with Pool(config) as pool:
 
         def work():
-            while not over.wait(seconds) and len(struck) < strikes:
+            while len(struck) < strikes:
+                time.sleep(seconds)
                 fault = FAULTS[len(struck) % len(FAULTS)]
                 if strike(pool, fault, chance):
                     struck.append(fault)
@@ -154,17 +156,18 @@ def storm(config, count, strikes, seconds):
         assert judge(pool, GOOD, TESTS).passed
         thread = threading.Thread(target=work)
         thread.start()
-        todo = tasks(count)
-        futures = [submit(pool, code, tests) for code, tests, _ in todo]
-        statuses = [future.result(SECONDS + count).status for future in futures]
-        over.set()
+        while len(found) < count or thread.is_alive():
+            todo = tasks(20)
+            futures = [submit(pool, code, tests) for code, tests, _ in todo]
+            found += [
+                (future.result(SECONDS).status, right) for future, (_, _, right) in zip(futures, todo, strict=True)
+            ]
         thread.join()
-        assert len(struck) >= min(strikes, len(FAULTS))  # each of them, before the tasks were through
         for _ in range(4):  # stopped fork servers are found out one by one
             if judge(pool, GOOD, TESTS).passed:
                 break
-        assert all(judge(pool, GOOD, TESTS).passed for _ in range(4))  # it works as before
-    return [(status, right) for status, (_, _, right) in zip(statuses, todo, strict=True) if status != right]
+        assert all(judge(pool, GOOD, TESTS).passed for _ in range(4))
+    return [(status, right) for status, right in found if status != right]
 
 
 def test_no_fault_makes_a_wrong_verdict(nothing_left, monkeypatch):
@@ -187,7 +190,7 @@ def test_no_fault_makes_a_wrong_verdict_in_a_thousand_runs(nothing_left, monkeyp
     assert len(wrong) < 200
 
 
-@pytest.mark.parametrize("runs_per_slot", [1000, 1])
+@pytest.mark.parametrize("runs_per_slot", [1000, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_that_a_fault_interrupts_is_repeated(nothing_left, monkeypatch, fault, runs_per_slot):
     original, struck = Session.ask, []
@@ -213,168 +216,16 @@ def test_a_run_that_a_fault_interrupts_is_repeated(nothing_left, monkeypatch, fa
     assert (found["retries"], found["infra_errors"]) == (retries, 0)
 
 
-# ---- resources of this process ----
-
-EXHAUSTED = """
-import json, os, resource, sys
-from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
-from rl_posttrain.sandbox.judge import judge
-from rl_posttrain.sandbox.kinds import Call, FunctionTests
-from rl_posttrain.sandbox.pool import Pool, PoolConfig
-tests = FunctionTests("solve", (Call((1,), 2),))
-def verdict(pool):
-    try:
-        return judge(pool, "def solve(n): return n + 1", tests).status
-    except SandboxUnavailable:
-        return "unavailable"
-def spend(free):
-    held = []
-    try:
-        while True:
-            held.append(os.open("/dev/null", os.O_RDONLY))
-    except OSError:
-        for descriptor in held[len(held) - free:]:
-            os.close(descriptor)
-        return held[:len(held) - free]
-def with_free(pool, free, fresh):
-    if fresh:
-        for place in pool._places:
-            place.discard()
-    held = spend(free)
-    try:
-        return verdict(pool)
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
-first = []
-before = len(os.listdir("/proc/self/fd"))
-for free in (0, 1, 2, 3, 5, 8):
-    with Pool(PoolConfig(slots=1)) as pool:
-        first += [with_free(pool, free, False), verdict(pool)]
-after = len(os.listdir("/proc/self/fd"))
-with Pool(PoolConfig(slots=1)) as pool:
-    working = verdict(pool)
-    start = len(os.listdir("/proc/self/fd"))
-    runs = [with_free(pool, free, fresh) for fresh in (False, True) for free in range(0, 18)]
-    last = verdict(pool)
-    end = len(os.listdir("/proc/self/fd"))
-print(json.dumps([first, before, after, working, runs, last, start, end]))
-"""
-
-
-def run_script(script, folder, *arguments, command=()):
-    """The JSON that a Python script prints on its last line, with temporary files in `folder`."""
-    done = subprocess.run(
-        [*command, sys.executable, "-c", script, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": folder},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_descriptors_that_run_out_are_infra_errors(folder):
-    first, before, after, working, runs, last, start, end = run_script(EXHAUSTED, folder)
-    assert set(first[::2]) <= {"unavailable", "infra_error"}
-    assert set(first[1::2]) == {"pass"}  # as soon as there are some again
-    assert after == before
-    assert working == last == "pass"
-    assert set(runs) == {"infra_error", "pass"}
-    assert end == start
-    assert glob.glob(f"{folder}/sandbox-*") == []
-
-
-FULL = """
-import json, os, sys
-from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
-from rl_posttrain.sandbox.judge import judge
-from rl_posttrain.sandbox.kinds import Call, FunctionTests, StdioTests
-from rl_posttrain.sandbox.pool import Pool, PoolConfig
-folder = os.environ["TMPDIR"]
-tests = FunctionTests("solve", (Call((1,), 2),))
-def verdict(pool, language="python"):
-    try:
-        if language == "cpp":
-            code = "#include <bits/stdc++.h>\\nint main() { std::cout << 42; }"
-            return judge(pool, code, StdioTests((("", "42"),)), language="cpp").status
-        return judge(pool, "def solve(n): return n + 1", tests).status
-    except SandboxUnavailable:
-        return "unavailable"
-def fill():
-    made = []
-    try:
-        while True:
-            made.append(f"{folder}/filler{len(made)}")
-            with open(made[-1], "wb", buffering=0) as file:
-                while file.write(bytes(1 << 16)):
-                    pass
-    except OSError:
-        pass
-    try:
-        while True:
-            made.append(f"{folder}/filler{len(made)}")
-            open(made[-1], "x").close()
-    except OSError:
-        return made[:-1]
-with Pool(PoolConfig(slots=1)) as pool:
-    found = [verdict(pool)]
-    made = fill()
-    full = [verdict(pool), verdict(pool, "cpp")]
-    pool._places[0].discard()
-    full.append(verdict(pool))
-    pool._launcher._process.kill()
-    pool._launcher._process.wait()
-    full += [verdict(pool), verdict(pool)]
-    with Pool(PoolConfig(slots=1)) as other:
-        full.append(verdict(other))
-    for path in made:
-        os.remove(path)
-    found += [verdict(pool), verdict(pool, "cpp")]
-print(json.dumps([found, full, os.listdir(folder)]))
-"""
-
-
-def test_a_full_disk_is_an_infra_error(folder):
-    if os.geteuid() != 0 or not shutil.which("unshare"):
-        pytest.skip("only root can mount a small disk to fill, with `unshare` of util-linux")
-    mount = 'mount -t tmpfs -o size=200m,nr_inodes=100,mode=755 none $0 && exec "$@"'
-    found, full, left = run_script(FULL, folder, command=("unshare", "--mount", "sh", "-c", mount, folder))
-    assert found == ["pass", "pass", "pass"]
-    assert set(full) <= {"pass", "infra_error", "unavailable"}
-    assert full[0] == "pass"  # what is there goes on working
-    assert left == []
-
-
-def test_processes_that_run_out_are_infra_errors(nothing_left):
+def test_a_launcher_that_does_not_answer_is_replaced(nothing_left, monkeypatch):
+    monkeypatch.setattr(launch, "ANSWER_SECONDS", 1.0)
     with Pool(PoolConfig(slots=1)) as pool:
         assert judge(pool, GOOD, TESTS).passed
-        launcher = pool._require_launcher()
-        if launcher.groups is None or "pids" not in launcher.groups.holds:
-            pytest.skip("no control group that limits processes is ours to make")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session, "SLOT_TASKS", 3 - Limits().processes)  # bubblewrap twice and the fork server
-            verdict = judge(pool, GOOD, TESTS)
-        assert verdict.status == "infra_error" and "Errno 11" in verdict.detail
+        pool._require_launcher()._process.send_signal(signal.SIGSTOP)
+        assert judge(pool, GOOD, TESTS).passed  # what serves needs no launcher
+        pool._places[-1].discard()
         assert judge(pool, GOOD, TESTS).passed
-
-
-def test_what_all_candidates_share_is_built_again_after_a_failure(nothing_left):
-    """As when the disk was full in the midst of it."""
-
-    def fail(target):
-        (target / "half").write_text("")
-        raise OSError(28, "No space left on device")
-
-    with Pool(PoolConfig(slots=1)) as pool:
-        for _ in range(2):
-            with pytest.raises(InfrastructureError, match="No space left"):
-                pool.shared("thing", fail)
-        pool.shared("thing", lambda target: (target / "whole").touch())
-        code = "import os\ndef solve(n): return os.listdir('/shared/thing')"
-        assert judge(pool, code, FunctionTests("solve", (Call((1,), ["whole"]),))).passed
+        found = pool.statistics()
+        assert (found["retries"], found["infra_errors"]) == (1, 0)
 
 
 # ---- the trainer's own end ----
@@ -398,8 +249,10 @@ for thread in threads: thread.start()
 """
 
 
-@pytest.mark.parametrize("runs_per_slot", [1000, 1])
-@pytest.mark.parametrize("lines", [1, 3, 12])
+@pytest.mark.parametrize(
+    ("lines", "runs_per_slot"),
+    [(1, 1000), (12, 1000), (3, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, 1000), (12, 1)))],
+)
 def test_nothing_survives_a_trainer_that_is_killed_while_it_submits(folder, lines, runs_per_slot):
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER, str(runs_per_slot)],
