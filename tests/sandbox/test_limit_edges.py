@@ -16,6 +16,8 @@ from rl_posttrain.types import Execution, Verdict
 
 MIB = 1 << 20
 KINDS = ("function", "python", "c", "bash", "javascript")
+# Where a case takes about a second: those that differ from the others by their interpreter alone are slow.
+SOME = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("python", "javascript"))) for kind in KINDS]
 # Programs, by kind of limit and by language, whose {amount} the limit decides on. They end with "done" where the
 # limit is not met and do not stop what happens to them where it is. A function is the Python program in a function.
 PROGRAMS = {
@@ -86,7 +88,7 @@ def flags(verdict):
 # ---- time ----
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bash"])
+@pytest.mark.parametrize("kind", [kind for kind in SOME if kind.values != ("bash",)])
 def test_processor_time(pool, kind):
     limits = Limits(cpu_seconds=0.4, wall_seconds=60.0)
     verdict = run(pool, kind, "cpu", 0.25, limits)
@@ -109,7 +111,7 @@ def test_processor_time_of_bash(pool):
         assert "wall_timeout" not in flags(verdict)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_wall_time(pool, kind):
     limits = Limits(cpu_seconds=2.0, wall_seconds=0.6)
     assert run(pool, kind, "wall", 0.2, limits).passed
@@ -174,7 +176,7 @@ def test_load_makes_no_time_out_of_a_right_program_and_saves_no_sleeper(pool, lo
 # ---- memory ----
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_memory(pool, kind):
     limits = Limits(cpu_seconds=5.0, wall_seconds=60.0, memory_bytes=256 * MIB)
     under = 60 if kind == "bash" else 150  # bash makes a copy

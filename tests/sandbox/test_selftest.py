@@ -220,7 +220,10 @@ def folder():
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("name", TAKEN)
+SLOW = ("no wall limit", "no processor limit")  # they wait for what does not end
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in TAKEN])
 def test_a_protection_that_is_missing_is_named(monkeypatch, folder, name):
     take, missing = TAKEN[name]
     take(monkeypatch, folder)
