@@ -125,7 +125,7 @@ FLOOD = {
     "both": "import os\nwhile True: os.write(1, b'x' * 4096); os.write(2, b'y' * 4096)",
     "threads": (
         "import os, threading\ndef flood():\n    while True: os.write(1, b'x' * 65536)\n"
-        "for _ in range(4): threading.Thread(target=flood).start()"
+        "for _ in range(4): threading.Thread(target=flood).start()\nflood()"
     ),
 }
 
