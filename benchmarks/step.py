@@ -231,7 +231,7 @@ def update_figures(built: Services, state: loop.RunState, collected: loop.Collec
         return state.train, metrics
 
     seconds = median_seconds(update, REPEATS)
-    compiled = built.grpo_update.lower(state.train, batch).compile()
+    compiled = built.grpo_update.func.lower(*built.grpo_update.args, state.train, batch).compile()
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.train.params))
     mesh = jax.sharding.get_mesh()
     replicas = mesh.shape["data"] * mesh.shape["fsdp"]

@@ -181,7 +181,7 @@ def steps_logged(workdir: Path) -> list[int]:
 
 def timeless(workdir: Path) -> list[dict]:
     """metrics.jsonl without what the clock decides."""
-    clock = lambda name: name.startswith("time/") or name == "tokens/per_s"
+    clock = lambda name: name.startswith(("time/", "sandbox/")) or name == "tokens/per_s"
     entries = lines.read(workdir / "metrics.jsonl")
     return [{name: value for name, value in entry.items() if not clock(name)} for entry in entries]
 

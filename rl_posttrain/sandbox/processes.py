@@ -78,6 +78,18 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+def runnable(pids: Iterable[int]) -> bool:
+    """Whether a thread of these processes runs, or waits for nothing but a processor."""
+    for pid in pids:
+        try:
+            threads = os.listdir(f"{PROC}/{pid}/task")
+            if any(_read(f"{pid}/task/{thread}/stat").rpartition(")")[2].split()[0] == "R" for thread in threads):
+                return True
+        except ENDED:
+            continue
+    return False
+
+
 def waited_seconds(pids: Iterable[int]) -> float:
     """The longest time that the main thread of one of these processes was ready to run and had no processor.
 

@@ -19,6 +19,7 @@ from rl_posttrain.types import Execution, Flag
 LINGER_SECONDS = 1.0  # from the last answer to the end of the process
 KILL_SECONDS = 10.0  # from a kill to the end of the run; beyond it the slot is broken
 WATCH_SECONDS = 0.05  # between looks at the memory of runs that no rlimit bounds as a whole
+RUNNABLE_SECONDS = 0.25  # by which the limit moves on while the run computes, or waits for its turn to
 STARVED_FACTOR = 10  # a wall limit is never stretched further than this
 CHUNK = 1 << 16
 ERROR_SIGNALS = (6, 7, 11)  # what a failed allocation in C ends with: SIGABRT, SIGBUS, SIGSEGV
@@ -281,13 +282,16 @@ class Session:
         """Whether the run only missed `deadline` because the machine kept it waiting for a processor."""
         if deadline != self._deadline:
             return False
-        waited = processes.waited_seconds(processes.descendants(self._pid)[PERMANENT:])
-        wall = self._limits.wall_seconds
-        later = self._started + self._paused + min(wall + waited, STARVED_FACTOR * wall)
-        if later < time.monotonic() + 0.01:
-            return False
-        self._deadline = later
-        return True
+        now, wall, candidates = (
+            time.monotonic(),
+            self._limits.wall_seconds,
+            processes.descendants(self._pid)[PERMANENT:],
+        )
+        later = self._started + self._paused + wall + processes.waited_seconds(candidates)
+        if processes.runnable(candidates):  # it wants nothing but a processor, and the limit of that decides
+            later = max(later, now + RUNNABLE_SECONDS)
+        self._deadline = min(later, self._started + self._paused + STARVED_FACTOR * wall)
+        return self._deadline > now + 0.01
 
     def _write(self, name: str) -> None:
         try:
