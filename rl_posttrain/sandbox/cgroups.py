@@ -118,6 +118,10 @@ class Group:
             return _field(self._path("cpu", "cpu.stat"), "usage_usec") / 1e6
         return int(_read(self._path("cpu", "cpuacct.usage"))) / 1e9
 
+    def empty(self) -> bool:
+        """Whether all its processes have ended, and been collected."""
+        return not any(_read(path) for path in self.enter)
+
     def close(self) -> None:
         """Removes the group, for which its processes must be dead or dying. Safe to call twice.
 

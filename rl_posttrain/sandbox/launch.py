@@ -27,7 +27,6 @@ from rl_posttrain.sandbox.job import InfrastructureError
 
 CLOSE_SECONDS = 15.0
 ANSWER_SECONDS = 30.0  # for the launcher to start a container, without waiting for it
-RETIRED = 8  # groups of ended slots that wait for their removal
 
 
 HARNESS = ("forkserver.py", "harness.py", "codec.py", "objects.py", "proxies.py", "exceptions.py", "referee.py")
@@ -130,12 +129,17 @@ class LauncherProcess:
         """A control group for a new slot; None where they are not delegated."""
         if self.groups is None:
             return None
-        while len(self._retired) > RETIRED:  # by now their processes are gone
-            self._retired.popleft().close()
+        try:  # making and removing them costs a container in safe mode more than anything else here
+            group = self._retired.popleft()
+        except IndexError:
+            return self.groups.slot(str(next(self._names)))
+        if group.empty():
+            return group
+        self._retired.append(group)
         return self.groups.slot(str(next(self._names)))
 
     def retire(self, group: cgroups.Group) -> None:
-        """Takes back the group of a slot that has been killed, and removes it when its processes are gone."""
+        """Takes back the group of a slot that has been killed; another slot has it when its processes are gone."""
         self._retired.append(group)
 
     def start(
