@@ -49,6 +49,7 @@ class Group:
     def __init__(self, version: int, folders: dict[str, str]):
         self.enter = tuple(f"{folder}/{_entrance(version)}" for folder in dict.fromkeys(folders.values()))
         self._version, self._folders = version, folders
+        self.limited = False  # have there been limits? They stay until others are set
         self._peak: int | None = None
         self._earlier_peak = 0
         if "memory" in folders:
@@ -64,6 +65,7 @@ class Group:
         Raises:
           OSError: the kernel refuses, or the group is gone.
         """
+        self.limited = True
         if "pids" in self._folders:
             _write(self._path("pids", "pids.max"), str(pids))
         if "memory" not in self._folders:

@@ -59,7 +59,6 @@ class Slot:
         self.runs = 0
         self._launcher = launcher
         self._group = group
-        self._limited = False  # has the group the limits of an earlier run?
         self._ready = False
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = os.memfd_create("slot-stderr")
@@ -133,10 +132,10 @@ class Slot:
         """
         self.wait_ready()
         self.runs += 1
-        # Rlimits hold a single process by themselves; the group costs a tenth of a short run. One that has had a
-        # limit needs another.
-        usage = GroupUsage(self._group if job.watched or self._limited else None, job)
-        self._limited = job.watched
+        # Rlimits hold a single process by themselves, and a group's files cost a tenth of a short run. But a group
+        # that has had limits keeps them until it gets others.
+        group = self._group
+        usage = GroupUsage(group if group is not None and (job.watched or group.limited) else None, job)
         try:
             session = Session(self._control, self.runs, job, self.pid, usage)
             try:

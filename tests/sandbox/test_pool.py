@@ -16,6 +16,7 @@ from rl_posttrain.sandbox.bubblewrap import SandboxUnavailable
 from rl_posttrain.sandbox.job import InfrastructureError
 from rl_posttrain.sandbox.judge import judge, judge_many
 from rl_posttrain.sandbox.kinds import Call, FunctionTests, StdioTests
+from rl_posttrain.sandbox.limits import Limits
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 from rl_posttrain.sandbox.slot import Slot
 
@@ -349,3 +350,17 @@ def test_importing_the_sandbox_is_light():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_limits_of_an_earlier_run_do_not_stay():
+    """Neither in a slot nor in a control group that another slot had before."""
+    threads = "import threading\ndef solve(n):\n    go = threading.Event()\n"
+    threads += "    started = [threading.Thread(target=go.wait) for _ in range(12)]\n"
+    threads += "    for thread in started: thread.start()\n    go.set()\n    return n + 1\n"
+    for runs_per_slot in (1000, 1):
+        with Pool(PoolConfig(slots=1, runs_per_slot=runs_per_slot)) as pool:
+            for _ in range(4):
+                assert judge(pool, GOOD, TESTS, profile="multi", limits=Limits(processes=1)).passed
+                assert judge(pool, GOOD, TESTS, limits=Limits(processes=1)).passed
+                assert judge(pool, threads, TESTS, limits=Limits(processes=16)).passed
+                assert judge(pool, threads, TESTS, profile="multi", limits=Limits(processes=16)).passed
