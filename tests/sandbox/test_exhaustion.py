@@ -178,7 +178,7 @@ def test_processes_that_run_out_are_infra_errors(folder):
             pytest.skip("no control group that limits processes is ours to make")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(session, "SLOT_TASKS", 3 - Limits().processes)  # bubblewrap twice and the fork server
-            verdict = judge(pool, GOOD, TESTS)
+            verdict = judge(pool, GOOD, TESTS, profile="multi")
         assert verdict.status == "infra_error" and "Errno 11" in verdict.detail
         assert judge(pool, GOOD, TESTS).passed
 
