@@ -102,14 +102,15 @@ def use_compilation_cache() -> None:
 
 
 @contextlib.contextmanager
-def opened_run(workdir: str, step: str) -> Iterator[tuple[Any, Any, Any, int]]:
-    """A finished or running run's (config, domains, params, step).
+def opened_params(workdir: str, step: str, *, adapters: bool = False) -> Iterator[tuple[Any, Any, int]]:
+    """A finished or running run's (config, params, step).
 
     Args:
       step: "latest", "best" (highest held-out macro accuracy) or a number.
+      adapters: the params are the run's adapters alone, not the model with them merged.
 
     Raises:
-      ConfigError: `workdir` holds no run.
+      ConfigError: `workdir` holds no run, or a run without adapters where they are wanted.
     """
     import jax
 
@@ -129,6 +130,8 @@ def opened_run(workdir: str, step: str) -> Iterator[tuple[Any, Any, Any, int]]:
         if not step.isdigit():
             raise ConfigError(f'--step {step}: must be "latest", "best" or a number')
         wanted = int(step)
+    if adapters and not config.lora.rank:
+        raise ConfigError(f"{workdir} has no adapters: it trained the whole model (lora.rank=0); export that")
     mesh = mesh_lib.make_mesh(config.mesh)
     directory = config.checkpoint.directory or filesystem.join(workdir, "checkpoints")
     with jax.set_mesh(mesh):
@@ -137,5 +140,13 @@ def opened_run(workdir: str, step: str) -> Iterator[tuple[Any, Any, Any, int]]:
         placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         abstract = jax.tree.map(placed, abstract, mesh_lib.shardings(part.declared, mesh))
         found, trained = restore_params(directory, abstract, wanted)
-        with services.tools(config) as tools:
-            yield config, services.load_domains(config, tools), part.policy(trained), found
+        yield config, trained if adapters else part.policy(trained), found
+
+
+@contextlib.contextmanager
+def opened_run(workdir: str, step: str) -> Iterator[tuple[Any, Any, Any, int]]:
+    """The run of `opened_params` with what its tasks need: (config, domains, params, step)."""
+    from rl_posttrain import services
+
+    with opened_params(workdir, step) as (config, params, found), services.tools(config) as tools:
+        yield config, services.load_domains(config, tools), params, found

@@ -1,12 +1,14 @@
 """Writes a run's model as a directory that transformers and vLLM load: `python -m experiments.export RUN --out DIR`.
 
-Adapters are merged. Tokenizer and generation config come from the directory that the run started from.
+Adapters are merged, or written alone, in PEFT's layout, with `--adapter`. Tokenizer and generation config come from
+the directory that the run started from.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from experiments import cli
 
@@ -23,6 +25,9 @@ def main(argv: Sequence[str]) -> int:
         "--step", default="latest", help='checkpoint: "latest", "best" or a number (default: %(default)s)'
     )
     parser.add_argument(
+        "--adapter", action="store_true", help="the adapters alone, in float32, for PEFT and vLLM beside the base model"
+    )
+    parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="float32",
@@ -33,25 +38,40 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
 
     from rl_posttrain.config import ConfigError
-    from rl_posttrain.model import convert
 
-    with cli.opened_run(arguments.workdir, arguments.step) as (config, _, params, step):
+    alone = arguments.adapter
+    for name in ("dtype", "shard_bytes", "length") if alone else ():
+        if getattr(arguments, name) != parser.get_default(name):
+            raise ConfigError(f"--{name} has no effect on --adapter, which writes float32 in one file: leave it out")
+    with cli.opened_params(arguments.workdir, arguments.step, adapters=alone) as (config, params, step):
         try:
-            convert.save_model(
-                arguments.out,
-                params,
-                config.model,
-                source=config.pretrained,
-                length=arguments.length,
-                dtype=arguments.dtype,
-                shard_bytes=arguments.shard_bytes,
-            )
+            (_save_adapters if alone else _save_model)(arguments, config, params)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    print(f"step {step} of {arguments.workdir} in {arguments.dtype}: {arguments.out}")
-    if config.pretrained is None:
+    print(f"step {step} of {arguments.workdir}{', adapters alone,' * alone} in {arguments.dtype}: {arguments.out}")
+    if config.pretrained is None and not alone:
         print("There is no tokenizer beside it: this run used one of ours, which transformers does not know.")
     return 0
+
+
+def _save_adapters(arguments: argparse.Namespace, config: Any, adapters: Any) -> None:
+    from rl_posttrain.model import peft
+
+    peft.save_adapters(arguments.out, adapters, config.model, config.lora, base=config.pretrained)
+
+
+def _save_model(arguments: argparse.Namespace, config: Any, params: Any) -> None:
+    from rl_posttrain.model import convert
+
+    convert.save_model(
+        arguments.out,
+        params,
+        config.model,
+        source=config.pretrained,
+        length=arguments.length,
+        dtype=arguments.dtype,
+        shard_bytes=arguments.shard_bytes,
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from rl_posttrain.batch import Batch, Params, TrainState
 from rl_posttrain.config import ConfigError
 from rl_posttrain.data.tokenizer import Tokenizer, TokenizerConfig, make_tokenizer
 from rl_posttrain.evaluation import EvaluationConfig
-from rl_posttrain.model import convert, transformer
+from rl_posttrain.model import convert, peft, transformer
 from rl_posttrain.model import lora as lora_lib
 from rl_posttrain.model.lora import LoraConfig
 from rl_posttrain.model.transformer import ModelConfig
@@ -135,6 +135,11 @@ class Config:
                 )
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0")
+        if self.init_from is not None and self.lora.adapter is not None:
+            raise ValueError(
+                f"init_from={self.init_from!r} and lora.adapter={self.lora.adapter!r} both name what the run starts "
+                "from: use one"
+            )
         if self.model.attention == "dense" and self.model.attention_block != ModelConfig.attention_block:
             raise ValueError(
                 f"model.attention_block={self.model.attention_block} has no effect with attention='dense': leave it "
@@ -263,9 +268,14 @@ def build(config: Config, workdir: str) -> Iterator[Services]:
 
 
 def whole_model(config: Config, mesh: jax.sharding.Mesh) -> Params:
-    """The whole model's first parameters, sharded: pretrained ones, else seeded ones."""
+    """The whole model's first parameters, sharded: pretrained ones, else seeded ones.
+
+    Raises:
+      ConfigError: the pretrained ones are not whole.
+    """
     if config.pretrained is not None:
-        return convert.load_params(config.pretrained, config.model, mesh)
+        with _refusing("config.pretrained"):
+            return convert.load_params(config.pretrained, config.model, mesh)
     draw = lambda: transformer.init(jax.random.fold_in(jax.random.key(config.seed), 0), config.model)
     return jax.jit(draw, out_shardings=mesh_lib.shardings(transformer.declare(config.model), mesh))()
 
@@ -298,13 +308,15 @@ def trained_part(config: Config, mesh: jax.sharding.Mesh) -> Trained:
     base = whole_model(config, mesh)
     declared = lora_lib.declare_adapters(cfg, lora)
     draw = lambda: lora_lib.init_adapters(jax.random.fold_in(jax.random.key(config.seed), 1), cfg, lora)
+    fresh = jax.jit(draw, out_shardings=mesh_lib.shardings(declared, mesh))
+    directory = lora.adapter
     merge = jax.jit(
         partial(lora_lib.merge, lora=lora), out_shardings=mesh_lib.shardings(transformer.declare(cfg), mesh)
     )
     return Trained(
         declared,
         base,
-        jax.jit(draw, out_shardings=mesh_lib.shardings(declared, mesh)),
+        fresh if directory is None else lambda: peft.load_adapters(directory, cfg, lora, mesh),
         lambda base, trained, key: lora_lib.attach(base, trained, lora, key),
         lambda trained: merge(base, trained),
     )
@@ -313,6 +325,9 @@ def trained_part(config: Config, mesh: jax.sharding.Mesh) -> Trained:
 def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """The jitted functions of a run, with their shardings; state is donated."""
     cfg, part = config.model, trained_part(config, mesh)
+    if config.lora.adapter is not None:
+        with _refusing("config.lora.adapter"):
+            peft.check(config.lora.adapter, cfg, config.lora)
     param_shardings = mesh_lib.shardings(part.declared, mesh)
     first = lambda: transformer.init_tree(jax.random.key(0), cfg, part.declared)
     rows = mesh_lib.batch_sharding(mesh)

@@ -26,7 +26,7 @@ class LoraConfig:
     """Which weights get adapters, and how large (config section `lora`).
 
     Raises:
-      ValueError: a number out of range, or a pattern that no weight matches.
+      ValueError: a number out of range, a pattern that no weight matches, or an adapter without a rank.
     """
 
     rank: int = 0  # 0: no adapters, the whole model is trained
@@ -34,12 +34,15 @@ class LoraConfig:
     rslora: bool = False  # the scale is alpha / sqrt(rank), https://arxiv.org/abs/2312.03732
     dropout: float = 0.0  # of the adapters' inputs, in training alone
     targets: tuple[str, ...] = ("*",)  # patterns of names: query, key, value, output, gate, up, down
+    adapter: str | None = None  # a directory in PEFT's layout, whose adapters the run starts from
 
     def __post_init__(self):
         if self.rank < 0 or not self.alpha > 0 or not 0 <= self.dropout < 1:
             raise ValueError(
                 f"rank={self.rank} must be at least 0, alpha={self.alpha} above 0, dropout={self.dropout} in [0, 1)"
             )
+        if self.adapter is not None and not self.rank:
+            raise ValueError(f"adapter={self.adapter!r} has no effect with rank=0: set the rank of that adapter")
         for pattern in self.targets:
             if not fnmatch.filter(INPUT_AXES, pattern):
                 raise ValueError(f"targets: {pattern!r} matches none of {', '.join(INPUT_AXES)}")
