@@ -99,7 +99,7 @@ def _check_tied(source: Checkpoint) -> None:
     """A tied model's output table, where one is stored all the same, must be the embedding."""
     (rows, _), step = source.shapes["model.embed_tokens.weight"], 4096
     for start in range(0, rows, step):
-        index = (slice(start, start + step), slice(None))
+        index = (slice(start, min(start + step, rows)), slice(None))
         if not np.array_equal(source.read("model.embed_tokens.weight", index), source.read("lm_head.weight", index)):
             raise ValueError(
                 f"{source.directory}: config.json ties the embeddings, yet lm_head.weight in "
