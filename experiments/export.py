@@ -1,7 +1,7 @@
 """Writes a run's model as a directory that transformers and vLLM load: `python -m experiments.export RUN --out DIR`.
 
-Adapters are merged, or written alone, in PEFT's layout, with `--adapter`. Tokenizer and generation config come from
-the directory that the run started from.
+Adapters are merged (in float32, if their base is stored narrower), or written alone, in PEFT's layout, with
+`--adapter`. Tokenizer and generation config come from the directory that the run started from.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def _save_adapters(arguments: argparse.Namespace, config: Any, adapters: Any) ->
 
 
 def _save_model(arguments: argparse.Namespace, config: Any, params: Any) -> None:
-    from rl_posttrain.model import convert
+    from rl_posttrain.model import convert, quantise
 
     convert.save_model(
         arguments.out,
-        params,
+        params if config.lora.base == "float32" else quantise.plain(params),
         config.model,
         source=config.pretrained,
         length=arguments.length,

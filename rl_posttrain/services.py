@@ -19,7 +19,7 @@ from rl_posttrain.batch import Batch, Params, TrainState
 from rl_posttrain.config import ConfigError
 from rl_posttrain.data.tokenizer import Tokenizer, TokenizerConfig, make_tokenizer
 from rl_posttrain.evaluation import EvaluationConfig
-from rl_posttrain.model import convert, peft, transformer
+from rl_posttrain.model import convert, peft, quantise, transformer
 from rl_posttrain.model import lora as lora_lib
 from rl_posttrain.model.lora import LoraConfig
 from rl_posttrain.model.transformer import ModelConfig
@@ -280,6 +280,14 @@ def whole_model(config: Config, mesh: jax.sharding.Mesh) -> Params:
     return jax.jit(draw, out_shardings=mesh_lib.shardings(transformer.declare(config.model), mesh))()
 
 
+def frozen_base(config: Config, mesh: jax.sharding.Mesh) -> Params:
+    """The whole model's first parameters, stored as `config.lora.base` says, array by array."""
+    narrow = partial(quantise.quantise, cfg=config.model, base=config.lora.base)
+    if config.pretrained is not None:
+        return quantise.beside(convert.load_params(config.pretrained, config.model, mesh, narrow))
+    return quantise.quantise_tree(whole_model(config, mesh), config.model, config.lora.base)
+
+
 @dataclass(frozen=True)
 class Trained:
     """What the optimizer moves: the whole model, or adapters beside a frozen base.
@@ -305,7 +313,7 @@ def trained_part(config: Config, mesh: jax.sharding.Mesh) -> Trained:
     if not lora.rank:
         whole = transformer.declare(cfg)
         return Trained(whole, None, lambda: whole_model(config, mesh), lambda _, trained, key: trained, lambda p: p)
-    base = whole_model(config, mesh)
+    base = frozen_base(config, mesh)
     declared = lora_lib.declare_adapters(cfg, lora)
     draw = lambda: lora_lib.init_adapters(jax.random.fold_in(jax.random.key(config.seed), 1), cfg, lora)
     fresh = jax.jit(draw, out_shardings=mesh_lib.shardings(declared, mesh))
@@ -313,12 +321,14 @@ def trained_part(config: Config, mesh: jax.sharding.Mesh) -> Trained:
     merge = jax.jit(
         partial(lora_lib.merge, lora=lora), out_shardings=mesh_lib.shardings(transformer.declare(cfg), mesh)
     )
+    # Beside a narrow base adapters stay apart: merged and rounded anew, a weight would differ from the trainer's.
+    policy = merge if lora.base == "float32" else partial(lora_lib.attach, lora=lora)
     return Trained(
         declared,
         base,
         fresh if directory is None else lambda: peft.load_adapters(directory, cfg, lora, mesh),
         lambda base, trained, key: lora_lib.attach(base, trained, lora, key),
-        lambda trained: merge(base, trained),
+        lambda trained: policy(base, trained),
     )
 
 

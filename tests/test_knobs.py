@@ -79,6 +79,7 @@ KNOBS = {
     "lora.rslora": Knob(True, "score", given=ADAPTED),
     "lora.dropout": Knob(0.5, "whole_update", given=ADAPTED),
     "lora.targets": Knob(["query"], "placement", given=ADAPTED),
+    "lora.base": Knob("int8", "score", given=ADAPTED),
     "lora.adapter": Knob("models/nowhere", "refused", given=ADAPTED),
     "tokenizer.kind": Knob("byte", ("run", *MODEL), also={"tokenizer.alphabet": None}),
     "tokenizer.alphabet": Knob("".join(reversed(FIELDS["tokenizer.alphabet"])), "run"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -70,13 +70,19 @@ def open_checkpoint(directory: str | os.PathLike[str], cfg: ModelConfig) -> tupl
     return source, table
 
 
-def load_params(directory: str | os.PathLike[str], cfg: ModelConfig, mesh: jax.sharding.Mesh | None = None) -> Params:
+def load_params(
+    directory: str | os.PathLike[str],
+    cfg: ModelConfig,
+    mesh: jax.sharding.Mesh | None = None,
+    each: Callable[[jax.Array, str], Any] = lambda array, name: array,
+) -> Params:
     """The weights of a directory as float32 arrays, sharded by the rules on `mesh` (None: the first device).
 
     Each process reads what its own devices hold. A tied checkpoint fills both tables of an untied `cfg`.
 
     Args:
       cfg: `model_config(directory)`, with fields of the run changed as wanted.
+      each: what becomes of an array, given also its name, before the next is read: the tree holds its results.
 
     Raises:
       ValueError: a file or tensor is missing, cut short, surplus or of another shape, or the mesh does not fit.
@@ -90,7 +96,8 @@ def load_params(directory: str | os.PathLike[str], cfg: ModelConfig, mesh: jax.s
         mesh_lib.check(cfg, mesh)
         shardings = mesh_lib.shardings(declared, mesh)
     placements = dict(by_path(shardings))
-    leaves = [_load(source, table[path], placements[path]) for path, _ in by_path(declared, is_parameter)]
+    paths = [path for path, _ in by_path(declared, is_parameter)]
+    leaves = [each(_load(source, table[path], placements[path]), path.rpartition("/")[2]) for path in paths]
     source.close()
     return jax.tree.unflatten(jax.tree.structure(declared, is_leaf=is_parameter), leaves)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
 from rl_posttrain.batch import Params
-from rl_posttrain.model.linear import linear
+from rl_posttrain.model.linear import linear, multiply
 
 
 def mix(x: Float[Array, "B T D"], w: Params, cfg: Any, activation: Callable[[Array], Array]) -> Float[Array, "B T D"]:
@@ -61,8 +61,8 @@ def _grouped(x: Array, w: Params, weights: Array, chosen: Array, activation: Cal
     order = jnp.argsort(expert, stable=True)  # pairs of token and expert, by expert
     sizes = jnp.bincount(expert, length=E).astype(jnp.int32)
     rows = x.reshape(-1, D)[order // k]
-    gate = jax.lax.ragged_dot(rows, w["gate"].astype(x.dtype), sizes)
-    up = jax.lax.ragged_dot(rows, w["up"].astype(x.dtype), sizes)
-    out = jax.lax.ragged_dot(activation(gate) * up, w["down"].astype(x.dtype), sizes)
+    product = lambda rows, weight: jax.lax.ragged_dot(rows, weight, sizes)
+    gate, up = multiply(product, rows, w, "gate"), multiply(product, rows, w, "up")
+    out = multiply(product, activation(gate) * up, w, "down")
     out = out * weights.reshape(-1)[order][:, None].astype(x.dtype)
     return jnp.zeros((B * T, D), x.dtype).at[order // k].add(out).reshape(B, T, D)

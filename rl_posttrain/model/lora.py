@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class LoraConfig:
     rslora: bool = False  # the scale is alpha / sqrt(rank), https://arxiv.org/abs/2312.03732
     dropout: float = 0.0  # of the adapters' inputs, in training alone
     targets: tuple[str, ...] = ("*",)  # patterns of names: query, key, value, output, gate, up, down
+    base: Literal["float32", "bfloat16", "int8", "int4"] = "float32"  # how the frozen matrices are stored
     adapter: str | None = None  # a directory in PEFT's layout, whose adapters the run starts from
 
     def __post_init__(self):
@@ -46,6 +47,8 @@ class LoraConfig:
         for pattern in self.targets:
             if not fnmatch.filter(INPUT_AXES, pattern):
                 raise ValueError(f"targets: {pattern!r} matches none of {', '.join(INPUT_AXES)}")
+        if self.base != "float32" and not self.rank:
+            raise ValueError(f"base={self.base!r} has no effect with rank=0, which trains every weight: set lora.rank")
 
     @property
     def scale(self) -> float:
@@ -97,9 +100,15 @@ def attach(params: Params, adapters: Params, lora: LoraConfig, dropout_key: Arra
 
 
 def merge(params: Params, adapters: Params, lora: LoraConfig) -> Params:
-    """The parameters of a plain model that computes the same. The inverse: `merge` of the negated B."""
+    """The parameters of a plain model that computes the same. The inverse: `merge` of the negated B.
+
+    Raises:
+      ValueError: a weight is stored in whole numbers.
+    """
     layers = dict(params["layers"])
     for name in sorted({name.removesuffix("_a") for name in adapters["layers"] if name.endswith("_a")}):
+        if f"{name}_scale" in layers:
+            raise ValueError(f"{name} is stored as {layers[name].dtype}: attach the adapters, or use quantise.plain")
         a, b = adapters["layers"][f"{name}_a"], adapters["layers"][f"{name}_b"]
         weight = layers[name]
         lead = b.ndim - 1 - (weight.ndim - (a.ndim - 1))  # axes that both have: the layer, and the expert
