@@ -284,7 +284,8 @@ def frozen_base(config: Config, mesh: jax.sharding.Mesh) -> Params:
     """The whole model's first parameters, stored as `config.lora.base` says, array by array."""
     narrow = partial(quantise.quantise, cfg=config.model, base=config.lora.base)
     if config.pretrained is not None:
-        return quantise.beside(convert.load_params(config.pretrained, config.model, mesh, narrow))
+        with _refusing("config.pretrained"):
+            return quantise.beside(convert.load_params(config.pretrained, config.model, mesh, narrow))
     return quantise.quantise_tree(whole_model(config, mesh), config.model, config.lora.base)
 
 
