@@ -1,16 +1,27 @@
-"""Shows what a run would train on, before it trains: `python -m experiments.run ... --dry_run`.
+"""Shows a model under a mesh before anything is loaded, or what a run would train on before it trains.
 
-One packed batch of each stage with its masks, built by the real path (untrained parameters sample the completions),
-and the memory that the compiled updates ask for.
+    python -m experiments.inspect --model DIRECTORY --mesh fsdp=8,tensor=2
+    python -m experiments.run ... --dry_run
+
+The first needs a config.json and no devices: every parameter, its shape and its part on each device of the mesh. The
+second (`dry_run`) builds one packed batch of each stage with its masks by the real path (untrained parameters sample
+the completions), and shows the memory that the compiled updates ask for.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import math
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh
+
+from experiments import cli
 
 COLUMNS = 32  # positions of the first row that are shown
 FIELDS = (
@@ -82,3 +93,112 @@ def show_memory(update: Any, state: Any, batch: Any) -> None:
         f"compiled update, per device: {mib(memory.argument_size_in_bytes)} of arguments "
         f"({mib(memory.alias_size_in_bytes)} reused for the results), {mib(memory.temp_size_in_bytes)} of temporaries"
     )
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m experiments.inspect",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="DIRECTORY", help="in Hugging Face's layout; no weights needed"
+    )
+    parser.add_argument(
+        "--mesh", default="", metavar="AXIS=SIZE,...", help="such as fsdp=8,tensor=2 (default: one device)"
+    )
+    parser.add_argument("--vocab_multiple", type=int, default=1, help="pads the tables to a multiple of it")
+    arguments = parser.parse_args(argv)
+
+    from rl_posttrain.config import ConfigError
+    from rl_posttrain.model import convert
+
+    try:
+        cfg = convert.model_config(arguments.model)
+        cfg = dataclasses.replace(cfg, vocab_multiple=arguments.vocab_multiple)
+        show_model(arguments.model, cfg, abstract_mesh(arguments.mesh))
+    except ConfigError:
+        raise
+    except ValueError as error:  # of the model's config, or of a mesh that does not divide it
+        raise ConfigError(str(error)) from error
+    return 0
+
+
+def abstract_mesh(text: str) -> AbstractMesh:
+    """The mesh of "fsdp=8,tensor=2", without its devices.
+
+    Raises:
+      ConfigError: an axis that does not exist or is not implemented, or a size that is no number above 0.
+    """
+    from rl_posttrain.config import ConfigError, build
+    from rl_posttrain.sharding.mesh import AXES, MeshConfig
+
+    given = {}
+    for part in filter(None, text.split(",")):
+        axis, equals, size = part.partition("=")
+        if not equals:
+            raise ConfigError(f"--mesh {text}: {part!r} is no AXIS=SIZE; write it as in fsdp=8,tensor=2")
+        if axis in given:
+            raise ConfigError(f"--mesh {text}: {axis} is given twice")
+        given[axis] = size
+    sizes = build(MeshConfig, given, "--mesh").sizes
+    if -1 in sizes:
+        raise ConfigError(f"--mesh {text}: there are no devices here that -1 could take; give the size")
+    return AbstractMesh(sizes, AXES)
+
+
+def show_model(name: str, cfg: Any, mesh: AbstractMesh) -> None:
+    """Prints every parameter with its part on a device, and what training all of them asks for in float32.
+
+    Raises:
+      ValueError: the mesh does not divide the model; the message has the legal sizes.
+    """
+    from rl_posttrain.model import transformer
+    from rl_posttrain.model.hf_names import by_path
+    from rl_posttrain.observability.progress import print_table
+    from rl_posttrain.sharding import mesh as mesh_lib
+
+    mesh_lib.check(cfg, mesh)
+    declared = transformer.declare(cfg)
+    placements = dict(by_path(mesh_lib.shardings(declared, mesh)))
+    rows, whole, part = [], 0, 0
+    for path, parameter in by_path(declared, transformer.is_parameter):
+        shape = placements[path].shard_shape(parameter.shape)
+        whole, part = whole + math.prod(parameter.shape), part + math.prod(shape)
+        split = ", ".join("+".join(_axes(entry)) or "-" for entry in placements[path].spec)
+        rows.append([path, written(parameter.shape), split, written(shape), sized(4 * math.prod(shape))])
+    devices = math.prod(mesh.shape.values())
+    axes = " x ".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1) or "one device"
+    print(f"{name}: {whole:,} parameters, on {axes} ({devices} device{'s' * (devices > 1)})")
+    print_table("", ["parameter", "shape", "split over", "on each device", "float32"], rows)
+    print_table(
+        "float32, when every parameter is trained by AdamW",
+        ["", "on each device", "on all devices", "one copy"],
+        [
+            [title, sized(4 * copies * part), sized(4 * copies * part * devices), sized(4 * copies * whole)]
+            for title, copies in (("weights", 1), ("gradients", 1), ("moments", 2), ("together", 4))
+        ],
+    )
+    print("Activations, logits and decoding's caches come on top.")
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that one dimension is split over."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def written(shape: Sequence[int]) -> str:
+    """2 x 3 x 4"""
+    return " x ".join(map(str, shape))
+
+
+def sized(count: int) -> str:
+    """Bytes for people: 1.5 GiB."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.1f} {unit}"
+    return f"{count} B"
+
+
+if __name__ == "__main__":
+    cli.guarded(main)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXES = ("data", "fsdp", "stage", "context", "expert", "tensor")
@@ -111,7 +111,7 @@ def partition_spec(axes: Sequence[str | None]) -> P:
     return P(*(_mesh_axes(axis) or None for axis in axes))
 
 
-def shardings(declared: Any, mesh: Mesh) -> Any:
+def shardings(declared: Any, mesh: Mesh | AbstractMesh) -> Any:
     """A tree of `NamedSharding` for a tree of declared parameters (leaves with a field `axes`)."""
     place = lambda parameter: NamedSharding(mesh, partition_spec(parameter.axes))
     return jax.tree.map(place, declared, is_leaf=lambda node: hasattr(node, "axes"))
@@ -151,7 +151,7 @@ def shards(axis: str, length: int) -> int:
     return pieces if length % pieces == 0 else 1
 
 
-def check(model_cfg: Any, mesh: Mesh) -> None:
+def check(model_cfg: Any, mesh: Mesh | AbstractMesh) -> None:
     """Refuses a model whose dimensions the mesh does not divide.
 
     Args:
