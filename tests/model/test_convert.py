@@ -64,7 +64,7 @@ def tied(tmp_path):
 # ---- in and out ----
 
 
-QUICK = ("llama_bias", "qwen2", "gemma3", "mixtral", "qwen3_moe")  # every name and layout is in one of them
+QUICK = ("llama_bias", "gemma3", "mixtral", "qwen3_moe")  # every kind of tensor is in one of them
 
 
 def quick(names):
@@ -334,7 +334,7 @@ def test_shards_are_those_of_the_whole(name, sizes, tmp_path):
     assert_same(convert.load_params(tmp_path / "out", cfg), whole)  # sharded arrays are exported whole
 
 
-@pytest.mark.parametrize("name", quick(["gemma3", "llama_yarn", "mixtral"]))
+@pytest.mark.parametrize("name", quick(["llama_yarn", "gemma2", "mixtral"]))
 def test_all_axes_at_once_give_the_same_logits(name, tmp_path):
     golden = Golden(name)
     directory = golden.write(tmp_path)
