@@ -64,7 +64,11 @@ def variables(peers: Path) -> dict[str, str]:
     # XLA_FLAGS may cut the processor into several devices, and the others choose slower code for old libraries.
     unwanted = ("XLA_FLAGS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
     kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-    return {"JAX_COMPILATION_CACHE_DIR": str(peers.absolute() / "jax")} | kept | {
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(peers.absolute() / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    }
+    return cache | kept | {
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
         "JAX_PLATFORMS": "cpu",
