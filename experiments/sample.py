@@ -1,7 +1,11 @@
-"""Type a prompt, see completions: `python -m experiments.sample runs/quickstart --prompt "rev abcdef"`.
+"""Type a prompt, see completions: of a run's policy, or in a chat with the model of a directory.
 
-With `--domain NAME` the prompt is a held-out task of that domain (`--index`), and each completion has its verdict.
-Without either, prompts are read from the terminal until end of file.
+    python -m experiments.sample runs/quickstart --prompt "rev abcdef"
+    python -m experiments.sample runs/quickstart --domain strings/reverse --index 3
+    python -m experiments.sample --model models/smollm2-135m --system "You are brief."
+
+With `--domain` the prompt is a held-out task of that domain, and each completion has its verdict. Without `--prompt`
+or `--domain`, prompts are read from the terminal until end of file. In a chat, /reset begins a new conversation.
 """
 
 from __future__ import annotations
@@ -20,19 +24,86 @@ def main(argv: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("workdir", help="the folder of a run")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("workdir", nargs="?", help="the folder of a run")
+    source.add_argument("--model", metavar="DIRECTORY", help="a model in Hugging Face's layout, with a chat template")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--prompt", help="text to complete")
+    what.add_argument("--prompt", help="text to complete, or to answer once")
     what.add_argument("--domain", help="take a held-out task of this domain, and show the verdicts")
     parser.add_argument("--index", type=int, default=0, help="which task of the domain (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=4, help="completions of a prompt (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=4, help="completions of a run's prompt (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument(
         "--step", default="latest", help='checkpoint: "latest", "best" or a number (default: %(default)s)'
     )
+    parser.add_argument("--system", help="a system message before the chat")
+    parser.add_argument("--max_tokens", type=int, default=256, help="of an answer in the chat (default: %(default)s)")
+    parser.add_argument(
+        "--stop", action="append", default=[], help="text that ends an answer in the chat; may be given often"
+    )
     arguments = parser.parse_args(argv)
+    _refuse_idle(parser, arguments)
+    return _complete(arguments) if arguments.model is None else _chat(arguments)
 
+
+def _refuse_idle(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """An option of the other mode would be silently without effect."""
+    from rl_posttrain.config import ConfigError
+
+    chatting = arguments.model is not None
+    for name in ("domain", "index", "samples", "step") if chatting else ("system", "max_tokens", "stop"):
+        if getattr(arguments, name) != parser.get_default(name):
+            mode = "--model" if chatting else "a run's folder"
+            raise ConfigError(f"--{name} has no effect with {mode}: leave it out")
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from experiments import chat
+    from rl_posttrain.config import ConfigError
+
+    cli.use_compilation_cache()
+    try:
+        speaker = chat.load(
+            arguments.model,
+            system=arguments.system,
+            temperature=arguments.temperature,
+            max_tokens=arguments.max_tokens,
+            stops=tuple(arguments.stop),
+            seed=arguments.seed,
+        )
+    except ValueError as error:  # of the model's files, or of an option
+        raise ConfigError(str(error)) from error
+    show = lambda text: print(text, end="", flush=True)
+    conversation = chat.Conversation(speaker)
+    if arguments.prompt is not None:
+        conversation.ask(arguments.prompt, show)
+        print()
+        return 0
+    for line in _lines("you> "):
+        if line.strip() == "/reset":
+            conversation.reset()
+        elif line.strip():
+            try:
+                conversation.ask(line, show)
+            except ValueError as error:  # a template that rewrites what was said
+                print(f"{error}\n/reset begins a new conversation", file=sys.stderr)
+            print()
+    print()
+    return 0
+
+
+def _lines(prompt: str) -> Iterator[str]:
+    """What is typed, line by line, until end of file."""
+    while True:
+        print(prompt, end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line.rstrip("\n")
+
+
+def _complete(arguments: argparse.Namespace) -> int:
     import jax
 
     from rl_posttrain.config import ConfigError, nearest
@@ -82,12 +153,8 @@ def _tasks(arguments: argparse.Namespace, config: Any, domains: Any, task_type: 
     elif arguments.prompt is not None:
         yield task_type("prompt", "heldout", 0, arguments.prompt)
     else:
-        while True:
-            print("prompt> ", end="", flush=True)
-            line = sys.stdin.readline()
-            if not line:
-                return
-            yield task_type("prompt", "heldout", 0, line.rstrip("\n"))
+        for line in _lines("prompt> "):
+            yield task_type("prompt", "heldout", 0, line)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ class HuggingFaceTokenizer:
             return ids, offsets
         return [self.start_id, *ids], [(0, 0), *offsets]
 
-    @cached_property
+    @property
     def end_texts(self) -> tuple[str, ...]:
         """The end tokens as a template writes them."""
         return tuple(token for i in self.end_ids if (token := self._backend.id_to_token(i)) is not None)
