@@ -44,6 +44,11 @@ class Work:
         """Tokens of each prompt."""
         return len(self.prompts[0])
 
+    def check_prompts(self, tokenizer: Callable[[list[str]], Any]) -> None:
+        """Raises RuntimeError where a tokenizer of transformers makes other prompts of the texts."""
+        if tokenizer(self.texts)["input_ids"] != self.prompts:
+            raise RuntimeError(f"the tokenizer of {self.model} does not encode the texts to the prompts")
+
     def encoded(self) -> str:
         """As the contender's process takes it."""
         return json.dumps(asdict(self))

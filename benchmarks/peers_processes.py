@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ PINS = {
     "torch": ("torch==2.13.0", "transformers==5.24.0", "trl==1.16.0", "accelerate==1.15.0"),
     "tunix": ("google-tunix==0.1.7", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8", "transformers==5.12.1"),
 }
+VENV = ["-m", "venv", "--clear"]
 STAMP = "pins.txt"  # written when an environment is complete
 CLOSE_SECONDS = 60.0
+ANSWER_SECONDS = 900.0  # a round that takes longer is ended: some peers wait for ever when a thread of theirs fails
 
 
 class Unavailable(Exception):
@@ -43,7 +47,7 @@ def environment(peers: Path, name: str | None) -> str:
     peers.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         for command in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [sys.executable, *VENV, str(folder)],
             [python, "-m", "pip", "install", "--quiet", *PINS[name]],
         ):
             if subprocess.run(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL).returncode:
@@ -123,9 +127,16 @@ class Host:
 
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        timer = threading.Timer(ANSWER_SECONDS, self._process.kill)
+        timer.start()
+        asked = time.monotonic()
         line = self._process.stdout.readline()
+        late = time.monotonic() - asked >= ANSWER_SECONDS
+        timer.cancel()
         if not line:
-            raise Unavailable(f"ended with exit code {self._process.wait()}: {last_line(self._log)}")
+            code = self._process.wait()
+            why = f"no answer within {ANSWER_SECONDS:.0f} s" if late else f"ended with exit code {code}"
+            raise Unavailable(f"{why}: {last_line(self._log)}")
         answer = json.loads(line)
         if "error" in answer:
             raise Unavailable(answer["error"])

@@ -56,6 +56,8 @@ def run(work: Work, turns: Turns) -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     completions = len(work.prompts) * work.group_size
     micro_batch = work.settings.get("micro_batch", completions)
+    tokenizer = AutoTokenizer.from_pretrained(work.model)
+    work.check_prompts(tokenizer)
     stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as scratch:
         config = GRPOConfig(
@@ -86,7 +88,7 @@ def run(work: Work, turns: Turns) -> None:
             reward_funcs=reward,
             args=config,
             train_dataset=Dataset.from_dict({"prompt": work.texts * 8}),
-            processing_class=AutoTokenizer.from_pretrained(work.model),
+            processing_class=tokenizer,
             callbacks=[TakeTurns(turns, stopwatch, work.max_tokens)],
         )
         stopwatch.watch(trainer.model, "generate", "generate")

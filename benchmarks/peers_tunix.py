@@ -80,6 +80,7 @@ class Loaded:
 
 def run(work: Work, turns: Turns) -> None:
     """What the work asks for."""
+    work.check_prompts(AutoTokenizer.from_pretrained(work.model))
     {"step": steps, "decode": decode}[work.kind](work, turns)
 
 

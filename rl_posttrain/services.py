@@ -181,12 +181,14 @@ def parse(values: Mapping[str, Any]) -> Config:
 
 
 def _fill_from_directory(tree: dict[str, Any]) -> None:
-    """Completes `tree["model"]` by the directory's config.json, and takes its tokenizer where none is named."""
+    """Completes `tree["model"]` by the directory's config.json, and takes its tokenizer unless another is named."""
     directory, model = tree["pretrained"], tree.get("model", {})
     if "vocab_size" not in model:  # a saved run's config is complete
         with _refusing("config.pretrained"):
             tree["model"] = {**config_lib.to_dict(convert.model_config(directory)), **model}
-    tree.setdefault("tokenizer", {"kind": "huggingface", "directory": directory})
+    tokenizer = tree.get("tokenizer", {})
+    if "kind" not in tokenizer:
+        tree["tokenizer"] = {"kind": "huggingface", "directory": directory, **tokenizer}
 
 
 @contextlib.contextmanager

@@ -68,11 +68,30 @@ def sample(
         token = jnp.argmax(logits, -1).astype(jnp.int32)
         return token, jnp.zeros(token.shape, jnp.float32)
     logits = truncate(logits / sampling.temperature, sampling)
-    weights = jnp.exp(logits - logits.max(-1, keepdims=True))
-    cumulative = jnp.cumsum(weights, -1)
-    target = uniform[..., None] * cumulative[..., -1:]
-    # Rounding can push the target onto the total: never beyond the last token that has any mass.
-    last = logits.shape[-1] - 1 - jnp.argmax(weights[..., ::-1] > 0, -1)
-    token = jnp.minimum((cumulative <= target).sum(-1), last).astype(jnp.int32)
-    chosen = jnp.take_along_axis(logits, token[..., None], -1)[..., 0]
-    return token, chosen - jax.nn.logsumexp(logits, -1)
+    highest = logits.max(-1, keepdims=True)
+    # In two levels, first the block and then the token in it: one cumulative sum over a large vocabulary is slow.
+    vocab = logits.shape[-1]
+    weights = jnp.pad(jnp.exp(logits - highest), [(0, 0)] * (logits.ndim - 1) + [(0, -vocab % BLOCK)])
+    weights = weights.reshape(*weights.shape[:-1], -1, BLOCK)
+    mass = weights.sum(-1)
+    total = mass.sum(-1)
+    block, target = _invert(mass, uniform * total)
+    within, _ = _invert(_take(weights, block[..., None, None], -2)[..., 0, :], target)
+    token = block * BLOCK + within
+    return token, _take(logits - highest, token[..., None], -1)[..., 0] - jnp.log(total)
+
+
+BLOCK = 256  # tokens
+
+
+def _invert(mass: Float[Array, "... N"], target: Float[Array, ...]) -> tuple[Int[Array, ...], Float[Array, ...]]:
+    """The entry in which the cumulative mass passes the target, and the target counted from its start."""
+    cumulative = jnp.cumsum(mass, -1)
+    # Rounding can push the target onto the total: never beyond the last entry that has any mass.
+    last = mass.shape[-1] - 1 - jnp.argmax(mass[..., ::-1] > 0, -1)
+    entry = jnp.minimum((cumulative <= target[..., None]).sum(-1), last).astype(jnp.int32)
+    before = _take(jnp.pad(cumulative, [(0, 0)] * (mass.ndim - 1) + [(1, 0)]), entry[..., None], -1)[..., 0]
+    return entry, target - before
+
+
+_take = jnp.take_along_axis

@@ -7,9 +7,10 @@ only when the scorer gives it full marks; hangs are killed and count as timeouts
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rl_posttrain.config import ConfigError, build
 from rl_posttrain.tasks.reasoning_catalogue import BLOCKED, COMPARED_EXACTLY, USABLE
@@ -20,6 +21,7 @@ from rl_posttrain.types import Split, Task, Verdict
 
 MAKE_S = 120.0  # per item: knight_swap takes 0.4 s on average and has a long tail
 SCORE_S = 5.0  # per text: scorers take under a millisecond, the slowest 40 ms
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 TEXT_LIMIT = 8192  # characters; the longest answers have about 500
 
 
@@ -31,10 +33,12 @@ class Options:
       config: passed to the generator, e.g. {"min_word_len": 3}; its own defaults otherwise.
       tag: None asks the question in full. A short text replaces the generator's fixed wording, which a small
         model cannot read: "spell" turns "Spell this word backward (...): sun" into "spell sun".
+      answer: what of a completion is judged: all of it, or the last number in it, for models that answer in sentences.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     tag: str | None = None
+    answer: Literal["text", "number"] = "text"
 
     def __post_init__(self) -> None:
         for key in ("seed", "size"):
@@ -91,7 +95,8 @@ def load(name: str, options: dict[str, Any], tools: Tools) -> Domain:
         for task, text in zip(tasks, texts, strict=True):
             key = (task.reference["dataset_seed"], task.reference["item"], text)
             if key not in known:
-                known[key] = _score(worker, request, task, text.strip())
+                answer = text.strip() if settings.answer == "text" else _last_number(text)
+                known[key] = _score(worker, request, task, answer) if answer is not None else Verdict("malformed")
             verdicts.append(known[key])
         return verdicts
 
@@ -121,6 +126,12 @@ def _score(worker: Worker, request: dict[str, Any], task: Task, text: str) -> Ve
                 continue
             return Verdict("pass" if reply["right"] else "wrong", detail=reply["detail"])
     raise AssertionError("unreachable: the second round returns")
+
+
+def _last_number(text: str) -> str | None:
+    """The last number of a text, without the commas of its thousands; None where there is none."""
+    found = NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
 
 
 def _words(text: str) -> list[list[str]]:

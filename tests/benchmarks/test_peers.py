@@ -9,7 +9,7 @@ import jax
 import pytest
 import tokenizers
 
-from benchmarks import peers, peers_plan
+from benchmarks import peers, peers_plan, peers_processes
 from benchmarks.peers_host import Work
 from benchmarks.peers_plan import Contender, Measurement, Result
 from benchmarks.peers_processes import ROOT
@@ -126,6 +126,25 @@ def test_a_contender_answers_with_times_or_its_reason():
     assert (error, code) == ({"error": "ValueError: two lines"}, 1)
     (error,), code = answer_of("def run(work, turns):\n    time.sleep(60)", 1e6)
     assert "memory guard" in error["error"] and code == 1
+
+
+def test_a_silent_contender_is_ended_and_an_environment_that_does_not_install_is_a_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers_processes, "ANSWER_SECONDS", 0.5)
+    (tmp_path / "python").write_text("#!/bin/sh\necho 'last words' >&2\nexec sleep 60\n")
+    (tmp_path / "python").chmod(0o755)
+    work = Work("step", "", [[1]], ["a"], 1, 1, 1e12, {})
+    with pytest.raises(peers_processes.Unavailable, match="no answer within 0 s: last words"):
+        peers_processes.Host(str(tmp_path / "python"), "peers_trl", work, tmp_path, "silent")
+
+    monkeypatch.setitem(peers_processes.PINS, "nothing", (str(tmp_path / "no-package"),))
+    monkeypatch.setattr(peers_processes, "VENV", ["-c", "import sys; sys.exit('no space')"])
+    with pytest.raises(peers_processes.Unavailable, match="does not install: no space"):
+        peers_processes.environment(tmp_path, "nothing")
+    assert peers_processes.environment(tmp_path, None) == sys.executable
+    complete = tmp_path / "nothing"
+    complete.mkdir()
+    (complete / peers_processes.STAMP).write_text(str(tmp_path / "no-package"))
+    assert peers_processes.environment(tmp_path, "nothing") == str(complete / "bin" / "python")
 
 
 def test_our_contenders_publish_their_figures(model, tmp_path, capsys, monkeypatch):
