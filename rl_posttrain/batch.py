@@ -28,6 +28,7 @@ class Batch:
     advantages: jax.Array  # float32
     behaviour_logprobs: jax.Array  # float32; at `temperature`
     reference_logprobs: jax.Array  # float32; at `temperature`, 0 where no reference is used
+    proximal_logprobs: jax.Array  # float32; at `temperature`, of the policy at the step's start; 0 where unused
     temperature: jax.Array  # float32; 1 on padding
     policy_version: jax.Array  # int32
 

@@ -203,7 +203,8 @@ def mesh_of(config: services.Config) -> jax.sharding.Mesh:
     return mesh_lib.make_mesh(config.mesh)
 
 
-FLOATS = {"loss_weight", "advantages", "behaviour_logprobs", "reference_logprobs", "temperature"}
+LOGPROBS = {"behaviour_logprobs", "reference_logprobs", "proximal_logprobs"}
+FLOATS = {"loss_weight", "advantages", "temperature", *LOGPROBS}
 
 
 def batch() -> Batch:

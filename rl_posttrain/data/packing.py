@@ -33,6 +33,7 @@ DTYPES = {
     "advantages": np.float32,
     "behaviour_logprobs": np.float32,
     "reference_logprobs": np.float32,
+    "proximal_logprobs": np.float32,
     "temperature": np.float32,
     "policy_version": np.int32,
 }
