@@ -46,16 +46,25 @@ def load_config_file(path: str) -> Mapping[str, Any]:
     Raises:
       ConfigError: no such file, or no `get_config` in it.
     """
+    return call_file("--config", path, "get_config")
+
+
+def call_file(option: str, path: str, function: str) -> Any:
+    """What a Python file's `function()` returns, as dicts and lists. `option` names the file in messages.
+
+    Raises:
+      ConfigError: no such file, or no such function in it.
+    """
     from rl_posttrain.config import ConfigError, plain
 
     spec = importlib.util.spec_from_file_location("experiment_config", path)
     if not Path(path).is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"--config {path}: there is no such Python file")
+        raise ConfigError(f"{option} {path}: there is no such Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ConfigError(f"--config {path}: the file must define get_config(), which returns a ConfigDict")
-    return plain(module.get_config())
+    if not hasattr(module, function):
+        raise ConfigError(f"{option} {path}: the file must define {function}()")
+    return plain(getattr(module, function)())
 
 
 def guarded(main: Callable[[Sequence[str]], int]) -> None:
