@@ -6,7 +6,7 @@ The least q is -8 of 4 bits: that weight is exact, whatever its sign, and all 16
 Q4_0. (With q from -7 to 7, SmolLM2-135M diverged by 0.38 nats from itself instead of 0.27.) int8: one scale for each
 output, over all of its inputs. int4: one for each group of 32 inputs of an output. Stored so are the matrices that
 `linear` multiplies, experts' included; embeddings, norms, biases and routers stay float32. The tree holds a scale
-beside its weight, `query_scale` beside `query`, and `linear` widens one layer at a time.
+beside its weight, `query_scale` beside `query`, and `linear` widens a weight where it is used.
 
 Rounding is to the nearest, and nothing is calibrated. bfloat16 is the same idea without scales.
 """
