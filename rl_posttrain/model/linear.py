@@ -33,12 +33,7 @@ def multiply(product: Callable[[Array, Array], Array], x: Array, w: Params, name
     weight, scale = w[name], w.get(f"{name}_scale")
     if scale is None and weight.dtype.itemsize >= x.dtype.itemsize:
         return product(x, weight.astype(x.dtype))
-
-    def widened(x: Array, weight: Array, scale: Array | None) -> Array:
-        # Tied to x, or XLA widens every layer before the loop over layers or over decoded tokens.
-        x, weight, scale = jax.lax.optimization_barrier((x, weight, scale))
-        return product(x, widen(weight, scale, x.dtype))
-
+    widened = lambda x, weight, scale: product(x, widen(weight, scale, x.dtype))
     return jax.checkpoint(widened, prevent_cse=False)(x, weight, scale)  # within a scan, nothing merges the two
 
 
