@@ -76,6 +76,7 @@ def start(services: Services) -> RunState:
         counters={name: config.sft.examples if config.sft.steps else 0 for name in config.tasks},
         examples=examples_iterator(config),
         evaluations=[],
+        kl_coefficient=config.algorithm.kl_coefficient,
     )
 
 
@@ -109,6 +110,7 @@ def save(services: Services, state: RunState, score: float | None) -> None:
         "counters": state.counters,
         "examples": state.examples.get_state() if state.examples is not None else None,
         "evaluations": state.evaluations,
+        "kl_coefficient": state.kl_coefficient,
     }
     services.checkpoints.save(state.step, state.train.params, arrays, cursor, score)
 
@@ -147,6 +149,7 @@ def resume(services: Services) -> RunState | None:
         counters=cursor["counters"],
         examples=examples,
         evaluations=[row for row in cursor["evaluations"] if row["metric"] != "accuracy_change"],
+        kl_coefficient=cursor["kl_coefficient"],
     )
 
 

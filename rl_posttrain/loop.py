@@ -18,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_posttrain.algorithms.advantages import group_advantages
+from rl_posttrain.algorithms.grpo import uses_reference_in_loss
+from rl_posttrain.algorithms.kl import KL_VALUES, adapted_coefficient
 from rl_posttrain.algorithms.losses import sample_weights
 from rl_posttrain.batch import Batch, Params, TrainState
 from rl_posttrain.data import trees
-from rl_posttrain.data.packing import pack
+from rl_posttrain.data.packing import pack, unpack
 from rl_posttrain.observability.rollouts import rollout_metrics
 from rl_posttrain.rewards.combine import reward
 from rl_posttrain.rewards.verifiers import verify
@@ -41,10 +43,11 @@ class RunState:
 
     step: int  # loop steps done, over both stages
     train: TrainState
-    reference: Params | None  # frozen at the start of GRPO; None where no KL term asks for it
+    reference: Params | None  # the policy at the start of GRPO; None where no KL term asks for it
     counters: dict[str, int]  # next unused training index of each domain
     examples: Any  # the supervised examples' iterator (grain), None without a warm-up
     evaluations: list[dict[str, Any]]  # the rows of evaluation.json so far
+    kl_coefficient: float  # of the KL penalty of the reward, which a target adapts
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Collected:
     groups: list[list[Rollout]]
     verdicts: list[list[Verdict]]
     rewards: np.ndarray  # float32 [P, W]; NaN where the verifier failed
+    kl: np.ndarray | None  # float32 [P, W], nats per completion, where the reward is penalised by it
     advantages: np.ndarray  # float32 [P, W]
     seconds: dict[str, float]
 
@@ -81,16 +85,42 @@ def collect(services: Services, state: RunState) -> Collected:
     verdicts = [judged[i : i + width] for i in range(0, len(judged), width)]
     worth = [[reward(verdict, config.rewards) for verdict in group] for group in verdicts]
     rewards = np.array([[np.nan if r is None else r for r in group] for group in worth], np.float32)
-    advantages = group_advantages(jnp.asarray(rewards), jnp.isfinite(rewards), config.algorithm.advantage)
-    return Collected(groups, verdicts, rewards, np.asarray(advantages), clock.seconds)
+    kl = None
+    if config.algorithm.kl_in == "reward":
+        kl = completion_kl(services, state, groups)
+        clock.lap("reference")
+    advantages = group_advantages(
+        rewards if kl is None else rewards - state.kl_coefficient * kl,
+        np.isfinite(rewards),
+        config.algorithm.advantage,
+        config.algorithm.advantage_scale,
+        [group[0].task.domain for group in groups],
+    )
+    return Collected(groups, verdicts, rewards, kl, advantages, clock.seconds)
+
+
+def completion_kl(services: Services, state: RunState, groups: list[list[Rollout]]) -> np.ndarray:
+    """KL from the reference, estimated on each completion with the logprobs that it was sampled with: [P, W]."""
+    config, shape = services.config, (len(groups), len(groups[0]))
+    batch, placements = pack(
+        trees.from_groups(groups, np.ones(shape), np.zeros(shape)),
+        config.grpo.row_length,
+        services.rows_multiple(config.update),
+    )
+    reference = np.asarray(services.score(state.reference, services.place(batch))[0])
+    estimates = KL_VALUES[config.algorithm.kl](jnp.asarray(batch.behaviour_logprobs), jnp.asarray(reference))
+    return np.array([[part.sum() for part in group] for group in unpack(estimates, placements)], np.float32)
 
 
 def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
     """One step of reinforcement: collect, then a few optimizer steps on what was collected."""
     collected, clock = collect(services, state), Clock()
     batches = [services.place(batch) for batch in grpo_batches(services, collected)]
-    if state.reference is not None:
+    algorithm = services.config.algorithm
+    if uses_reference_in_loss(algorithm):
         batches = [replace(b, reference_logprobs=services.score(state.reference, b)[0]) for b in batches]
+    if algorithm.proximal == "step_start":
+        batches = [replace(b, proximal_logprobs=services.score(state.train.params, b)[0]) for b in batches]
     measured = []
     for _ in range(services.config.grpo.epochs):
         for batch in batches:
@@ -102,7 +132,21 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
     metrics = rollout_metrics(collected.groups, collected.verdicts, collected.rewards)
     metrics |= {f"sandbox/{name}": value for name, value in services.sandbox.statistics().items()}
     tokens = sum(len(rollout.completion_tokens) for group in collected.groups for rollout in group)
+    if collected.kl is not None:
+        mean |= {"policy/kl": float(collected.kl.sum()) / tokens, "policy/kl_coefficient": state.kl_coefficient}
+        if algorithm.kl_target is not None:
+            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, mean["policy/kl"], algorithm.kl_target)
+    move_reference(services, state)
     return {**mean, **metrics, **timing({**collected.seconds, **clock.seconds}, tokens)}, collected
+
+
+def move_reference(services: Services, state: RunState) -> None:
+    """Every so many steps of this stage, moves the reference towards the policy, or makes it the policy."""
+    algorithm, done = services.config.algorithm, state.step + 1 - services.config.sft.steps
+    if algorithm.reference_every is not None and done % algorithm.reference_every == 0:
+        share = algorithm.reference_mixture
+        mix = lambda old, new: old + share * (new - old) if share < 1 else jnp.copy(new)
+        state.reference = jax.tree.map(mix, state.reference, state.train.params)
 
 
 def grpo_batches(services: Services, collected: Collected) -> list[Batch]:
@@ -114,11 +158,16 @@ def grpo_batches(services: Services, collected: Collected) -> list[Batch]:
     config, algorithm = services.config, services.config.algorithm
     lengths = np.array([[len(rollout.completion_tokens) for rollout in group] for group in collected.groups])
     valid = np.isfinite(collected.rewards)
-    wanted = (collected.advantages != 0).any(1) | (algorithm.kl_coefficient > 0)
+    wanted = (collected.advantages != 0).any(1) | uses_reference_in_loss(algorithm)
+    emphasis = np.array([[algorithm.domain_weights.get(r.task.domain, 1.0) for r in g] for g in collected.groups])
     batches = []
     for part in np.array_split(np.arange(len(lengths)), config.grpo.mini_batches):
         weights = sample_weights(
-            lengths[part].ravel(), valid[part].ravel(), algorithm.aggregation, algorithm.constant_length
+            lengths[part].ravel(),
+            valid[part].ravel(),
+            algorithm.aggregation,
+            algorithm.constant_length,
+            emphasis[part].ravel(),
         ).reshape(len(part), -1)
         rows = np.flatnonzero(wanted[part]) if wanted[part].any() else np.arange(1)  # a step needs some row
         groups = trees.from_groups(

@@ -133,6 +133,7 @@ class Config:
                 raise ValueError(
                     f"{name}.warmup_steps={section.warmup_steps} exceeds the stage's {steps} optimizer steps"
                 )
+        self.algorithm.check_domains(self.tasks)
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0")
         if self.init_from is not None and self.lora.adapter is not None:

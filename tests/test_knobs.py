@@ -69,6 +69,13 @@ SHARDED = {"mesh.data": 1, "mesh.fsdp": -1}
 ADAPTED = {"lora.rank": 2}
 MIXED = {"model.num_experts": 4, "model.experts_per_token": 2}
 WINDOWED = {"model.window": 4}
+PENALISED = {"algorithm.kl_coefficient": 0.1}
+CORRECTED = {
+    "algorithm.proximal": "step_start",
+    "algorithm.correction": "masked",
+    "algorithm.correction_low": 0.5,
+    "algorithm.correction_high": 5.0,
+}
 
 KNOBS = {
     "seed": Knob(1, "run"),
@@ -154,9 +161,25 @@ KNOBS = {
     "algorithm.constant_length": Knob(
         32, "run", given={"algorithm.aggregation": "constant_length", "algorithm.constant_length": 16}
     ),
+    "algorithm.advantage_scale": Knob("step", "run", given={"algorithm.advantage": "mean"}),
+    "algorithm.domain_weights": Knob({"strings/sort": 3.0}, "run"),
+    "algorithm.ratio": Knob("sequence", "grpo_update"),
+    "algorithm.proximal": Knob("step_start", ("run", "grpo_update")),
+    "algorithm.surrogate": Knob("cispo", "grpo_update"),
     "algorithm.clip_low": Knob(0.1, "grpo_update"),
     "algorithm.clip_high": Knob(0.1, "grpo_update"),
+    "algorithm.dual_clip": Knob(3.0, "grpo_update"),
+    "algorithm.gate_positive": Knob(2.0, "grpo_update", given={"algorithm.surrogate": "soft_gate"}),
+    "algorithm.gate_negative": Knob(2.0, "grpo_update", given={"algorithm.surrogate": "soft_gate"}),
+    "algorithm.correction": Knob("importance", "grpo_update", given={"algorithm.proximal": "step_start"}),
+    "algorithm.correction_low": Knob(0.7, "grpo_update", given=CORRECTED),
+    "algorithm.correction_high": Knob(2.0, "grpo_update", given=CORRECTED),
+    "algorithm.kl": Knob("k2", "grpo_update", given=PENALISED),
+    "algorithm.kl_in": Knob("reward", ("run", "grpo_update"), given=PENALISED),
     "algorithm.kl_coefficient": Knob(0.1, ("run", "grpo_update")),
+    "algorithm.kl_target": Knob(0.01, "run", given={**PENALISED, "algorithm.kl_in": "reward"}),
+    "algorithm.reference_every": Knob(1, "run", given=PENALISED),
+    "algorithm.reference_mixture": Knob(0.5, "run", given={**PENALISED, "algorithm.reference_every": 1}),
     **{
         f"{section}.{name}": knob
         for section, program in (("update", "grpo_update"), ("sft.update", "sft_update"))
@@ -384,7 +407,8 @@ def without_arithmetic(log: list[Any], mesh: jax.sharding.Mesh) -> dict[str, Any
     def noting(name):
         def apply(state, rows):
             log.append((name, float(state.params["w"]), described(jax.tree.leaves(rows), {})))
-            return state.replace(step=state.step + 1), {"loss/total": 0.0, "policy/log_ratio_max": 5e-4}
+            moved = {"w": state.params["w"] + 1}
+            return state.replace(step=state.step + 1, params=moved), {"loss/total": 0.0, "policy/log_ratio_max": 5e-4}
 
         return apply
 
@@ -395,7 +419,7 @@ def without_arithmetic(log: list[Any], mesh: jax.sharding.Mesh) -> dict[str, Any
         "init_train_state": fresh,
         "sft_update": noting("sft"),
         "grpo_update": noting("grpo"),
-        "score": lambda params, rows: (rows.reference_logprobs - 1, rows.advantages),
+        "score": lambda params, rows: (rows.reference_logprobs - 1 - params["w"], rows.advantages),
         "place": lambda rows: rows,
         "rows_multiple": lambda section: 1,
     }

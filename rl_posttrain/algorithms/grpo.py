@@ -1,48 +1,147 @@
-"""Group relative policy optimization: https://arxiv.org/abs/2402.03300, and its relatives by configuration.
+"""The policy-gradient family by configuration: GRPO, https://arxiv.org/abs/2402.03300, and its relatives.
 
-    loss = sum over tokens of loss_weight * (kl_coefficient * k3 - min(ratio * A, clip(ratio) * A))
+    loss = sum over tokens of loss_weight * (kl_coefficient * kl - correction * surrogate(ratio, A))
 
-`AlgorithmConfig.advantage` and `.aggregation` act on the host, before packing, through
-`advantages.group_advantages` and `losses.sample_weights`; the clip and the KL term act here. Everything
-returned is additive over micro-batches, but for metrics named `*_max`, which combine by maximum.
+Each word is a choice by name in `AlgorithmConfig`; `configs/algorithms.py` spells the published recipes. `advantage`
+and `aggregation` act on the host, before packing, through `advantages.group_advantages` and `losses.sample_weights`,
+as does a KL penalty of the reward; the rest acts here. Everything returned is additive over micro-batches, but for
+metrics named `*_max`, which combine by maximum.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from rl_posttrain.algorithms import masked
-from rl_posttrain.algorithms.advantages import AdvantageKind
-from rl_posttrain.algorithms.losses import AggregationKind, check_constant_length, clipped_surrogate, kl_k3
-from rl_posttrain.algorithms.ratios import log_ratio, token_ratio
+from rl_posttrain.algorithms import masked, surrogates
+from rl_posttrain.algorithms.advantages import AdvantageKind, ScaleKind
+from rl_posttrain.algorithms.corrections import CorrectionKind, check_bounds, correction_weights
+from rl_posttrain.algorithms.kl import KL_VALUES, KlKind, kl_k3, kl_term
+from rl_posttrain.algorithms.losses import AggregationKind, check_constant_length
+from rl_posttrain.algorithms.ratios import RatioKind, log_ratio, ratio
+from rl_posttrain.algorithms.surrogates import Hits, SurrogateKind
 from rl_posttrain.batch import Batch
 
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """Which objective: a choice of advantage, aggregation, clip and KL term.
+    """Which objective: a choice of advantage, aggregation, ratio, surrogate, correction and KL term.
 
     Raises:
       ValueError: a value out of range, or one without effect.
     """
 
     advantage: AdvantageKind = "mean_std"
+    advantage_scale: ScaleKind = "none"  # by whose deviation advantages are divided at the end
     aggregation: AggregationKind = "token_mean"
     constant_length: int | None = None  # tokens; the denominator of aggregation "constant_length"
+    domain_weights: dict[str, float] = field(default_factory=dict)  # in the loss's average; 1 for a domain left out
+    ratio: RatioKind = "token"
+    proximal: Literal["behaviour", "step_start"] = "behaviour"  # the policy that the ratio is measured from
+    surrogate: SurrogateKind = "clip"
     clip_low: float = 0.2
     clip_high: float = 0.28
-    kl_coefficient: float = 0.0  # of the k3 term against the reference policy; 0 needs no reference
+    dual_clip: float | None = None  # of surrogate "clip": the largest ratio that counts where A < 0
+    gate_positive: float = 1.0  # of surrogate "soft_gate": how fast it fades, where A > 0
+    gate_negative: float = 1.05  # and elsewhere
+    correction: CorrectionKind = "none"  # importance weights of the proximal policy against the one that sampled
+    correction_low: float | None = None
+    correction_high: float | None = None
+    kl: KlKind = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_coefficient: float = 0.0  # of the term or the penalty against the reference policy; 0 needs no reference
+    kl_target: float | None = None  # nats per token; adapts the coefficient of a penalty in the reward to it
+    reference_every: int | None = None  # steps after which the reference moves towards the policy; None: it is frozen
+    reference_mixture: float = 1.0  # how far: 1 replaces it, less is a moving average
 
     def __post_init__(self) -> None:
         check_constant_length(self.aggregation, self.constant_length)
-        if not 0 < self.clip_low <= 1:
-            raise ValueError(f"clip_low={self.clip_low} must be in (0, 1]: the ratio is kept above 1 - clip_low")
-        if not 0 < self.clip_high < float("inf"):
-            raise ValueError(f"clip_high={self.clip_high} must be above 0: the ratio is kept below 1 + clip_high")
-        if not 0 <= self.kl_coefficient < float("inf"):
-            raise ValueError(f"kl_coefficient={self.kl_coefficient} must be at least 0")
+        _check_average(self)
+        _check_surrogate(self)
+        _check_correction(self)
+        _check_kl(self)
+
+    def check_domains(self, known: Iterable[str]) -> None:
+        """Refuses weights of domains that are not in the run."""
+        unknown = sorted(set(self.domain_weights) - set(known))
+        if unknown:
+            raise ValueError(f"algorithm.domain_weights: {unknown[0]!r} is not in tasks: {', '.join(known)}")
+
+
+def _refuse_changed(cfg: AlgorithmConfig, names: Iterable[str], where: str) -> None:
+    """Refuses fields that have no effect, unless they have their defaults."""
+    defaults = {f.name: f.default for f in fields(AlgorithmConfig)}
+    for name in names:
+        if getattr(cfg, name) != defaults[name]:
+            raise ValueError(f"{name}={getattr(cfg, name)!r} has no effect with {where}: leave it out")
+
+
+def _check_average(cfg: AlgorithmConfig) -> None:
+    if cfg.advantage == "mean_std" and cfg.advantage_scale != "none":
+        raise ValueError(
+            f"advantage_scale={cfg.advantage_scale!r}: advantage='mean_std' is scaled by its group; use 'mean'"
+        )
+    for name, weight in cfg.domain_weights.items():
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"domain_weights[{name!r}]={weight} must be at least 0")
+
+
+def _check_surrogate(cfg: AlgorithmConfig) -> None:
+    where = f"surrogate={cfg.surrogate!r}"
+    if cfg.surrogate not in ("clip", "cispo"):
+        _refuse_changed(cfg, ("clip_low", "clip_high"), where)
+    if cfg.surrogate != "clip":
+        _refuse_changed(cfg, ("dual_clip",), where)
+    if cfg.surrogate != "soft_gate":
+        _refuse_changed(cfg, ("gate_positive", "gate_negative"), where)
+    if cfg.surrogate == "reinforce":
+        _refuse_changed(cfg, ("ratio",), where)
+    if cfg.surrogate == "cispo" and cfg.ratio == "sequence_token":
+        raise ValueError("ratio='sequence_token' differs from 'sequence' in its gradient, which cispo drops: use that")
+    if not 0 < cfg.clip_low <= 1:
+        raise ValueError(f"clip_low={cfg.clip_low} must be in (0, 1]: the ratio is kept above 1 - clip_low")
+    if not 0 < cfg.clip_high < float("inf"):
+        raise ValueError(f"clip_high={cfg.clip_high} must be above 0: the ratio is kept below 1 + clip_high")
+    if cfg.dual_clip is not None and not 1 < cfg.dual_clip < float("inf"):
+        raise ValueError(f"dual_clip={cfg.dual_clip} must be above 1: at ratio 1 every token must have its gradient")
+    for name in ("gate_positive", "gate_negative"):
+        if not 0 < getattr(cfg, name) < float("inf"):
+            raise ValueError(f"{name}={getattr(cfg, name)} must be above 0")
+
+
+def _check_correction(cfg: AlgorithmConfig) -> None:
+    check_bounds(cfg.correction, cfg.correction_low, cfg.correction_high)
+    if cfg.surrogate == "reinforce":
+        if cfg.correction == "none":
+            _refuse_changed(cfg, ("proximal",), "surrogate='reinforce' and correction='none'")
+    elif cfg.correction != "none" and cfg.proximal == "behaviour":
+        raise ValueError(
+            f"correction={cfg.correction!r}: a ratio measured from the policy that sampled corrects already; set "
+            "proximal='step_start'"
+        )
+
+
+def _check_kl(cfg: AlgorithmConfig) -> None:
+    if not 0 <= cfg.kl_coefficient < float("inf"):
+        raise ValueError(f"kl_coefficient={cfg.kl_coefficient} must be at least 0")
+    if cfg.kl_coefficient == 0:
+        named = ("kl", "kl_in", "kl_target", "reference_every", "reference_mixture")
+        _refuse_changed(cfg, named, f"kl_coefficient={cfg.kl_coefficient}")
+    if cfg.kl_in == "loss" and cfg.kl == "k1":
+        raise ValueError("kl='k1' in the loss has an expected gradient of 0: use 'k2' or 'k3', or kl_in='reward'")
+    if cfg.kl_in == "reward" and cfg.kl not in KL_VALUES:
+        raise ValueError(f"kl={cfg.kl!r} differs from 'k3' in its gradient, and a reward has none: use 'k1'")
+    if cfg.kl_target is not None and (cfg.kl_in == "loss" or not 0 < cfg.kl_target < float("inf")):
+        raise ValueError(f"kl_target={cfg.kl_target} must be above 0, and acts on a penalty: use kl_in='reward'")
+    if cfg.reference_every is not None and cfg.reference_every < 1:
+        raise ValueError(f"reference_every={cfg.reference_every} must be at least 1")
+    if not 0 < cfg.reference_mixture <= 1:
+        raise ValueError(f"reference_mixture={cfg.reference_mixture} must be in (0, 1]")
+    if cfg.reference_every is None:
+        _refuse_changed(cfg, ("reference_mixture",), "reference_every=None")
 
 
 def loss(
@@ -57,32 +156,82 @@ def loss(
     Args:
       logprobs: of `batch.labels` under the policy, at `batch.temperature`.
       entropy: of the policy at each position, nats; only reported.
-      batch: with advantages, behaviour log-probabilities, and reference ones if `kl_coefficient` is above 0.
+      batch: with advantages and behaviour log-probabilities, reference ones for a KL term in the loss, and proximal
+        ones for `proximal="step_start"`.
       token_count: trained tokens of the whole optimizer step, at least 1.
 
     Returns:
       The scalar, and sums over the trained tokens divided by `token_count`.
     """
     trained = batch.loss_weight > 0
-    ratio = token_ratio(logprobs, batch.behaviour_logprobs)
-    surrogate = clipped_surrogate(ratio, batch.advantages, cfg.clip_low, cfg.clip_high)
-    policy_loss = masked.total(-surrogate * batch.loss_weight, trained)
+    # Hidden once, here: below, what is not trained is 0, finite, and without a gradient.
+    show = lambda x: masked.visible(x, trained)
+    logprobs, behaviour, advantages = show(logprobs), show(batch.behaviour_logprobs), show(batch.advantages)
+    proximal = show(batch.proximal_logprobs) if cfg.proximal == "step_start" else None
+    measured_from = behaviour if proximal is None else proximal
+    ratios = ratio(cfg.ratio, logprobs, measured_from, trained, batch.segments)
+    objective, hits = SURROGATES[cfg.surrogate](ratios, logprobs, advantages, cfg)
+    correction, correction_hits = correction_weights(
+        cfg.correction,
+        logprobs if proximal is None else proximal,
+        behaviour,
+        trained,
+        batch.segments,
+        cfg.correction_low,
+        cfg.correction_high,
+    )
+    hits |= {f"correction_{name}": hit for name, hit in correction_hits.items()}
+    policy_loss = masked.total(-objective * correction * batch.loss_weight, trained)
+    mean = lambda x: masked.total(x.astype(jnp.float32), trained) / token_count
+    metrics = {f"policy/{name}_fraction": mean(hit) for name, hit in hits.items()}
     kl_loss = jnp.zeros((), jnp.float32)
-    mean = lambda x: jax.lax.stop_gradient(masked.total(x.astype(jnp.float32), trained) / token_count)
-    metrics = {}
-    if cfg.kl_coefficient > 0:
-        kl = kl_k3(logprobs, batch.reference_logprobs)
-        kl_loss = cfg.kl_coefficient * masked.total(kl * batch.loss_weight, trained)
-        metrics["policy/kl"] = mean(kl)
-    distance = jnp.abs(log_ratio(logprobs, batch.behaviour_logprobs))
+    if uses_reference_in_loss(cfg):
+        reference = show(batch.reference_logprobs)
+        term = kl_term(cfg.kl, logprobs, reference, behaviour)
+        kl_loss = cfg.kl_coefficient * masked.total(term * batch.loss_weight, trained)
+        metrics["policy/kl"] = mean(kl_k3(logprobs, reference))
     metrics |= {
         "loss/total": policy_loss + kl_loss,
         "loss/policy": policy_loss,
         "loss/kl": kl_loss,
-        "policy/ratio_mean": mean(ratio),
-        "policy/clip_low_fraction": mean((ratio < 1 - cfg.clip_low) & (batch.advantages < 0)),
-        "policy/clip_high_fraction": mean((ratio > 1 + cfg.clip_high) & (batch.advantages > 0)),
-        "policy/entropy": mean(entropy),
-        "policy/log_ratio_max": masked.maximum(distance, trained),
+        "policy/ratio_mean": mean(ratios),
+        "policy/entropy": mean(show(entropy)),
+        "policy/log_ratio_max": masked.maximum(jnp.abs(log_ratio(logprobs, behaviour)), trained),
     }
+    if cfg.correction != "none":
+        metrics["policy/correction_mean"] = mean(correction)
     return policy_loss + kl_loss, jax.lax.stop_gradient(metrics)
+
+
+def uses_reference_in_loss(cfg: AlgorithmConfig) -> bool:
+    """Whether the rows need the reference policy's logprobs."""
+    return cfg.kl_coefficient > 0 and cfg.kl_in == "loss"
+
+
+def _clip(ratios: Array, logprobs: Array, advantages: Array, cfg: AlgorithmConfig) -> tuple[Array, Hits]:
+    bounds = (cfg.clip_low, cfg.clip_high, cfg.dual_clip)
+    return surrogates.clipped_surrogate(ratios, advantages, *bounds), surrogates.clipped_hits(
+        ratios, advantages, *bounds
+    )
+
+
+def _cispo(ratios: Array, logprobs: Array, advantages: Array, cfg: AlgorithmConfig) -> tuple[Array, Hits]:
+    objective = surrogates.cispo(ratios, logprobs, advantages, cfg.clip_low, cfg.clip_high)
+    return objective, surrogates.cispo_hits(ratios, cfg.clip_low, cfg.clip_high)
+
+
+def _soft_gate(ratios: Array, logprobs: Array, advantages: Array, cfg: AlgorithmConfig) -> tuple[Array, Hits]:
+    return surrogates.soft_gate(ratios, advantages, cfg.gate_positive, cfg.gate_negative), {}
+
+
+def _reinforce(ratios: Array, logprobs: Array, advantages: Array, cfg: AlgorithmConfig) -> tuple[Array, Hits]:
+    return surrogates.reinforce(logprobs, advantages), {}
+
+
+# (ratios, logprobs, advantages, cfg) -> (objective per token, where a bound was hit)
+SURROGATES: dict[str, Callable[[Array, Array, Array, AlgorithmConfig], tuple[Array, dict[str, Bool[Array, "B T"]]]]] = {
+    "clip": _clip,
+    "cispo": _cispo,
+    "soft_gate": _soft_gate,
+    "reinforce": _reinforce,
+}

@@ -1,4 +1,4 @@
-"""Per-token objectives, and the weights that make their plain sum the loss.
+"""The weights that make a plain sum over tokens the loss.
 
 A loss here is `sum(loss_weight * term)`: the denominator of the whole optimizer step is part of the weight,
 computed on the host before packing. So micro-batches and devices only add, and cannot change the objective.
@@ -7,43 +7,10 @@ computed on the host before packing. So micro-batches and devices only add, and 
 from collections.abc import Callable
 from typing import Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Bool, Float, Num
 
 AggregationKind = Literal["token_mean", "sequence_mean", "constant_length"]
-# Above this log-ratio k3 goes on along its tangent: exp overflows float32 at 88, and a value that is only
-# clipped would lose its gradient exactly where the policy has strayed furthest.
-KL_TANGENT = 10.0
-
-
-def clipped_surrogate(
-    ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], clip_low: float, clip_high: float
-) -> Float[Array, "B T"]:
-    """Clipped surrogate objective per token, to be maximised: PPO, https://arxiv.org/abs/1707.06347.
-
-    `min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`; `clip_high > clip_low` is DAPO's
-    clip-higher, https://arxiv.org/abs/2503.14476.
-    """
-    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    return jnp.minimum(ratio * advantages, clipped * advantages)
-
-
-def kl_k3(logprobs: Float[Array, "B T"], reference_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """Estimate of KL(policy || reference) from a sampled token, never negative, float32.
-
-    `exp(d) - d - 1` with `d = reference - policy`: k3 of http://joschu.net/blog/kl-approx.html. The value is
-    unbiased for samples of the policy; its gradient is biased, and small when the two are close. Above
-    d = 10 the curve goes on along its tangent, so that value and gradient stay finite and keep pulling back.
-    No gradient flows to the reference.
-    """
-    reference = jax.lax.stop_gradient(reference_logprobs.astype(jnp.float32))
-    distance = reference - logprobs.astype(jnp.float32)
-    near = jnp.minimum(distance, KL_TANGENT)  # so that the branch not taken stays finite
-    slope = float(np.expm1(KL_TANGENT))
-    tangent = slope - KL_TANGENT + slope * (distance - KL_TANGENT)
-    return jnp.where(distance > KL_TANGENT, tangent, jnp.expm1(near) - near)
 
 
 def sample_weights(
@@ -51,6 +18,7 @@ def sample_weights(
     valid: Bool[np.ndarray, " N"],
     kind: AggregationKind,
     constant_length: int | None = None,
+    emphasis: Float[np.ndarray, " N"] | None = None,
 ) -> Float[np.ndarray, " N"]:
     """Loss weight of each trained token of the N samples of a whole optimizer step, float32.
 
@@ -62,19 +30,21 @@ def sample_weights(
       valid: False for samples that left their group.
       kind: a name in `AGGREGATIONS`.
       constant_length: the denominator per sample of "constant_length", and of no other.
+      emphasis: how much each sample counts in the mean, such as its domain's weight; >= 0, all 1 if left out.
 
     Raises:
-      ValueError: an unknown kind, a negative length, or a constant length missing or without use.
+      ValueError: an unknown kind, a negative length or emphasis, or a constant length missing or without use.
     """
     if kind not in AGGREGATIONS:
         raise ValueError(f"aggregation={kind!r}: known are {', '.join(AGGREGATIONS)}")
     check_constant_length(kind, constant_length)
     if (lengths < 0).any():
         raise ValueError(f"lengths must be at least 0, the least is {lengths.min()}")
-    counted = valid & (lengths > 0)
-    safe = np.where(counted, lengths, 1).astype(np.float64)
-    weights = AGGREGATIONS[kind](safe, counted, constant_length or 0)
-    return np.where(counted, weights, 0.0).astype(np.float32)
+    counts = np.where(valid & (lengths > 0), 1.0 if emphasis is None else emphasis, 0.0)
+    if (counts < 0).any():
+        raise ValueError(f"emphasis must be at least 0, the least is {counts.min()}")
+    safe = np.where(lengths > 0, lengths, 1).astype(np.float64)
+    return AGGREGATIONS[kind](safe, counts, constant_length or 0).astype(np.float32)
 
 
 def check_constant_length(kind: str, constant_length: int | None) -> None:
@@ -88,21 +58,27 @@ def check_constant_length(kind: str, constant_length: int | None) -> None:
         raise ValueError(f"{constant_length=} has no effect with aggregation={kind!r}: leave it out")
 
 
-def _token_mean(lengths: np.ndarray, counted: np.ndarray, constant_length: int) -> np.ndarray:
+def _token_mean(lengths: np.ndarray, counts: np.ndarray, constant_length: int) -> np.ndarray:
     """Mean over all tokens of the step, as in DAPO, https://arxiv.org/abs/2503.14476."""
-    return np.full(len(lengths), 1.0 / max(lengths[counted].sum(), 1))
+    return counts / _denominator((counts * lengths).sum())
 
 
-def _sequence_mean(lengths: np.ndarray, counted: np.ndarray, constant_length: int) -> np.ndarray:
+def _sequence_mean(lengths: np.ndarray, counts: np.ndarray, constant_length: int) -> np.ndarray:
     """Mean over samples of the mean over their tokens, as in GRPO, https://arxiv.org/abs/2402.03300."""
-    return 1.0 / (max(counted.sum(), 1) * lengths)
+    return counts / (_denominator(counts.sum()) * lengths)
 
 
-def _constant_length(lengths: np.ndarray, counted: np.ndarray, constant_length: int) -> np.ndarray:
+def _constant_length(lengths: np.ndarray, counts: np.ndarray, constant_length: int) -> np.ndarray:
     """Mean over samples of their sum over a constant: Dr. GRPO, https://arxiv.org/abs/2503.20783."""
-    return np.full(len(lengths), 1.0 / (max(counted.sum(), 1) * constant_length))
+    return counts / (_denominator(counts.sum()) * constant_length)
 
 
+def _denominator(total: float) -> float:
+    """1 where nothing is counted, and so every weight is 0 whatever it is divided by."""
+    return total if total > 0 else 1.0
+
+
+# (lengths of at least 1, how much each sample counts, constant length) -> weight of each token of a sample
 AGGREGATIONS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray]] = {
     "token_mean": _token_mean,
     "sequence_mean": _sequence_mean,

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rl_posttrain.algorithms.losses import AGGREGATIONS, clipped_surrogate, kl_k3, sample_weights
+from rl_posttrain.algorithms.kl import kl_k3
+from rl_posttrain.algorithms.losses import AGGREGATIONS, sample_weights
 from rl_posttrain.algorithms.ratios import log_ratio, token_ratio
+from rl_posttrain.algorithms.surrogates import clipped_surrogate
 
 row = lambda *values, dtype=jnp.float32: jnp.array([values], dtype)
 
