@@ -95,7 +95,7 @@ def step_advantages(
     present = np.asarray(present)
     rewards = np.asarray(rewards, np.float64)
     whole = present.any(axis=2) & (np.isfinite(rewards) | ~present).all(axis=2)
-    counted = present & whole[..., None]
+    counted = present & np.expand_dims(whole, -1)
     spread = np.where(counted, rewards, -np.inf).max(axis=(1, 2)) - np.where(counted, rewards, np.inf).min(axis=(1, 2))
     signal = counted & np.reshape((whole.sum(axis=1) >= 2) & (spread > 0), (-1, 1, 1))
     return np.where(signal, STEP_FORMS[form](np.where(counted, rewards, 0.0), counted), 0.0).astype(np.float32)
