@@ -177,10 +177,12 @@ def settle(child: Child, stopping: bool) -> bool:
     code, run = child.process.poll(), child.run
     if code is None:
         return False
-    if code == 0 and finished(run):
+    # Before its first step or after its last a run does not wait for signals to save: they just end it.
+    ended_by_us = stopping and code in (-signal.SIGTERM, -signal.SIGINT)
+    if (code == 0 or ended_by_us) and finished(run):
         run.status = "finished"
-    elif code == cli.PREEMPTED or (stopping and code in (-signal.SIGTERM, -signal.SIGINT)):
-        run.status = "interrupted"  # the latter before it could save; it resumes from the checkpoint before
+    elif code == cli.PREEMPTED or ended_by_us:
+        run.status = "interrupted"
     else:
         run.status = "failed"
         with open(run.folder / "log.txt", "rb") as log:

@@ -25,12 +25,12 @@ from rl_posttrain.storage import filesystem
 
 MACRO = "macro"
 MEAN = "mean of domains"
-PLOTS = (  # title, metric, whether it is a share; metrics that no run has are left out
-    ("Reward in training, mean", "reward/mean", False),
-    ("Entropy (nats per token)", "policy/entropy", False),
-    ("Completion length (tokens)", "completion/length_mean", False),
-    ("KL from the reference (nats)", "policy/kl", False),
-    ("Gradient norm", "update/gradient_norm", False),
+PLOTS = (  # title, metric; those that a run lacks are left out
+    ("Reward in training, mean", "reward/mean"),
+    ("Entropy (nats per token)", "policy/entropy"),
+    ("Completion length (tokens)", "completion/length_mean"),
+    ("KL from the reference (nats)", "policy/kl"),
+    ("Gradient norm", "update/gradient_norm"),
 )
 Limits = tuple[float, float, float]  # value, low, high
 
@@ -110,7 +110,7 @@ def results(measured: Sequence[Measured]) -> list[dict[str, Any]]:
 
     `accuracy[domain]` and `accuracy["macro"]` have the mean over seeds as `value`, the 95% interval over held-out
     prompts as `low` and `high`, and `by_seed`. `difference` has the same, from pairs of equal seed and prompt, and
-    `over_seeds`: (low, high) by Student's t on the seeds' differences, which is what another seed may bring.
+    `over_seeds`: (low, high), what other seeds may bring.
     Domains whose held-out prompts differ between two points have no difference.
     """
     entries = []
@@ -157,15 +157,16 @@ def differences(first: Measured, second: Measured) -> dict[str, dict[str, Any]]:
         triple = paired_interval([a for a, _ in pooled], [b for _, b in pooled])
         by_seed = {str(seed): math.fsum(b - a for a, b in both) / len(both) for seed, both in pairs.items()}
         triples.append(triple)
-        found[name] = {**_named(triple), "n": len(pooled), "by_seed": by_seed, "over_seeds": _over_seeds(by_seed)}
+        found[name] = {**_named(triple), "n": len(pooled), "by_seed": by_seed}
+        found[name]["over_seeds"] = _over_seeds(found[name])
     if found and found.keys() == {*first.domains, *second.domains}:
         seeds = set.intersection(*(set(entry["by_seed"]) for entry in found.values()))
         by_seed = {
             seed: math.fsum(entry["by_seed"][seed] for entry in found.values()) / len(found) for seed in sorted(seeds)
         }
         count = sum(entry["n"] for entry in found.values())
-        whole = {**_named(macro_interval(triples)), "n": count, "by_seed": by_seed, "over_seeds": _over_seeds(by_seed)}
-        found[MACRO] = whole
+        found[MACRO] = {**_named(macro_interval(triples)), "n": count, "by_seed": by_seed}
+        found[MACRO]["over_seeds"] = _over_seeds(found[MACRO])
     return found
 
 
@@ -175,16 +176,19 @@ def _same_prompts(one: report.Entry, other: report.Entry, domain: str) -> bool:
     return domain in one["tasks"] and domain in other["tasks"] and asked(one) == asked(other)
 
 
-def _over_seeds(by_seed: Mapping[str, float]) -> tuple[float, float] | None:
-    """The 95% interval of Student 1908, "The probable error of a mean", of independent seeds; None below two."""
+def _over_seeds(difference: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The 95% interval of Student 1908, "The probable error of a mean", of the seeds' differences; None below two.
+
+    At least as wide as the interval over prompts, whose noise it contains: two seeds that happen to agree say little.
+    """
     from scipy.stats import t
 
-    count = len(by_seed)
-    if count < 2:
+    values = np.array(list(difference["by_seed"].values()))
+    if values.size < 2:
         return None
-    values = np.array(list(by_seed.values()))
-    half = float(t.ppf(0.975, count - 1) * values.std(ddof=1) / math.sqrt(count))
-    return float(values.mean()) - half, float(values.mean()) + half
+    half = float(t.ppf(0.975, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
+    middle = float(values.mean())
+    return min(middle - half, difference["low"]), max(middle + half, difference["high"])
 
 
 def _named(limits: Limits) -> dict[str, float]:
@@ -230,20 +234,20 @@ def _summary(rows: Sequence[report.Entry]) -> str:
                 links,
                 page.interval(*_limits(macro)) if macro else "–",
                 page.change(*_limits(moved)) if moved else "first" if not number and done else "–",
-                page.change(sum(limits) / 2, *limits) if limits else "–",
+                page.change(moved["value"], *limits) if limits else "–",
                 f'<span class="range">{seeds}</span>' if seeds else "–",
                 duration(row["training_s"]) if row["training_s"] else "–",
             ]
         )
         if number and macro and MACRO in rows[0]["accuracy"]:
-            pairs.append((_short(number, row["name"]), _limits(rows[0]["accuracy"][MACRO]), _limits(macro)))
-    columns = ["point", "seeds", "accuracy", "to the first", "over seeds", "by seed", "training"]
+            pairs.append((_short(number, row["name"], 60), _limits(rows[0]["accuracy"][MACRO]), _limits(macro)))
+    columns = ["point", "seeds", "accuracy", "to the first", "over seeds", "by seed", "training time"]
     note = (
         "Held-out accuracy at the last step: the mean of domains, averaged over seeds. Differences to the first point "
         "are in percentage points, coloured where their 95% interval excludes zero. “To the first” pairs equal seeds "
         "and prompts: what other prompts would change about these very runs. “Over seeds” is the interval of the "
-        "seeds' own differences (Student's t): what other seeds would change, and the one to believe about a setting. "
-        "With many points some intervals exclude zero by chance."
+        "seeds' own differences (Student's t, never narrower): what other seeds would change, and the one to believe "
+        "about a setting. With many points some intervals exclude zero by chance."
     )
     picture = change_svg(pairs, (f"1. {rows[0]['name']}", "the point")) if pairs else ""
     return page.section("Points", note, page.table(columns, cells, numeric=2), picture)
@@ -261,21 +265,22 @@ def _pictures(measured: Sequence[Measured]) -> list[str]:
     domains = list(dict.fromkeys(name for _, one in known for name in one.domains))
     note = (
         "Means over the finished seeds. Bars of held-out points are the range over seeds; with one seed, the 95% "
-        "interval over prompts. Training curves: each step faintly, smoothed in bold."
+        "interval over prompts. Training curves: each step faintly, smoothed in bold. Numbers are the points'."
     )
     sections = []
     for group in groups:
         heading = "" if len(groups) == 1 else f", points {', '.join(str(number + 1) for number, _ in group)}"
-        panels = [Panel(f"Held-out accuracy, {MEAN}", _held_out(group, MACRO), percent=True)]
-        panels += [Panel(title, found, share) for title, name, share in PLOTS if (found := _training(group, name))]
+        panels = [Panel(f"Held-out accuracy, {MEAN} (%)", _held_out(group, MACRO, named=True))]
+        panels += [Panel(title, found) for title, name in PLOTS if (found := _training(group, name))]
         curves = panels_svg(panels, f"curves of each point{heading}", columns=2)
-        each = [Panel(name, _held_out(group, name), percent=True) for name in domains]
-        detail = page.fold("Held-out accuracy, domain by domain", panels_svg(each, "accuracy by domain", columns=2))
+        each = [Panel(f"{name} (%)", _held_out(group, name)) for name in domains]
+        detail = page.fold("Held-out accuracy, domain by domain", panels_svg(each, "accuracy by domain"))
         sections.append(page.section(f"Curves{heading}", note, curves, detail if domains else ""))
     return sections
 
 
-def _held_out(group: Sequence[tuple[int, Measured]], domain: str) -> list[Curve]:
+def _held_out(group: Sequence[tuple[int, Measured]], domain: str, named: bool = False) -> list[Curve]:
+    """In percent, on an axis that fits: points of a sweep often lie close together. `named`: with a full legend."""
     curves = []
     for place, (number, one) in enumerate(group):
         seeds = [
@@ -285,13 +290,14 @@ def _held_out(group: Sequence[tuple[int, Measured]], domain: str) -> list[Curve]
         steps = sorted(set.intersection(*(set(rows) for rows in seeds)))
         if not steps:
             continue
-        values = np.array([[rows[step]["value"] for step in steps] for rows in seeds])
-        low, high = values.min(0), values.max(0)
-        if len(seeds) == 1:
-            low, high = (np.array([seeds[0][step][key] for step in steps]) for key in ("low", "high"))
+        columns = ("value", "low", "high")
+        values, low, high = 100 * np.array([[[rows[s][key] for s in steps] for rows in seeds] for key in columns])
+        if len(seeds) > 1:
+            low, high = values.min(0, keepdims=True), values.max(0, keepdims=True)
         # Points of one step stand side by side, so that their bars do not hide each other.
         shift = 0.006 * (steps[-1] - steps[0]) * (place - (len(group) - 1) / 2)
-        curves.append(Curve(_short(number, one.point.name), np.array(steps) + shift, values.mean(0), low, high))
+        label = _short(number, one.point.name) if named else str(number + 1)
+        curves.append(Curve(label, np.array(steps) + shift, values.mean(0), low[0], high[0]))
     return curves
 
 
@@ -305,7 +311,7 @@ def _training(group: Sequence[tuple[int, Measured]], metric: str) -> list[Curve]
         steps = sorted(set.intersection(*(set(each) for each in values)))
         if steps:
             mean = np.mean([[each[step] for step in steps] for each in values], axis=0)
-            curves.append(Curve(_short(number, one.point.name), np.array(steps), mean))
+            curves.append(Curve(str(number + 1), np.array(steps), mean))
     return curves
 
 
@@ -345,7 +351,7 @@ def _unfinished(points: Sequence[Point]) -> str:
     return page.section("Failed runs", "They are started again by the same command.", *folds) if folds else ""
 
 
-def _short(number: int, name: str, longest: int = 34) -> str:
+def _short(number: int, name: str, longest: int = 44) -> str:
     """A point in a legend."""
     whole = f"{number + 1}. {name}"
     return whole if len(whole) <= longest else whole[: longest - 1] + "…"

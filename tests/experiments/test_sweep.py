@@ -13,7 +13,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments import cli, sweep
@@ -22,8 +21,6 @@ from rl_posttrain import config as config_lib
 from rl_posttrain import services
 from rl_posttrain.config import ConfigError
 from rl_posttrain.observability import sweep_report
-from rl_posttrain.observability.metrics import macro_interval, paired_interval, wilson
-from rl_posttrain.observability.sweep_report import Point, SeedRun
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = dict(min_length=2, max_length=3, letters=4)
@@ -86,7 +83,7 @@ def fake(tmp_path, monkeypatch):
     fake = [sys.executable, str(tmp_path / "fake.py")]
     monkeypatch.setattr(sweep, "command", lambda config_file, workdir: [*fake, str(config_file), str(workdir)])
     monkeypatch.setattr(sweep, "POLL_SECONDS", 0.02)
-    for drawing in ("panels_svg", "change_svg"):  # a second for each picture; the tests of the numbers draw them
+    for drawing in ("panels_svg", "change_svg"):  # a second for each picture; test_sweep_report.py draws them
         monkeypatch.setattr(sweep_report, drawing, lambda *_, **__: "<svg></svg>")
     (tmp_path / "config.py").write_text(f"def get_config():\n    return {VALUES!r}\n")
     (tmp_path / "rates.py").write_text(f"def get_sweep():\n    return {RATES!r}\n")
@@ -317,14 +314,41 @@ def test_sigterm_is_passed_on_and_the_sweep_resumes(fake, tmp_path, jobs, capsys
     assert logs == [2] * jobs + [1] * (2 - jobs)
 
 
+@pytest.mark.parametrize("code, told, complete, status", [
+    (0, False, True, "finished"),
+    (0, False, False, "failed"),
+    (75, False, False, "interrupted"),
+    (-15, True, False, "interrupted"),  # before it could save
+    (-15, True, True, "finished"),  # on its way out
+    (-15, False, False, "failed"),  # somebody else's signal
+    (1, True, True, "failed"),
+])  # fmt: skip
+def test_how_a_run_ended(tmp_path, monkeypatch, code, told, complete, status):
+    run = plan(VALUES, RATES, {}, tmp_path)[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "log.txt").write_text("before\nafter\n")
+    monkeypatch.setattr(sweep, "finished", lambda run: complete)
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    process.wait()
+    process.returncode = code
+    assert sweep.settle(sweep.Child(run, process, len("before\n")), told)
+    assert run.status == status and run.detail.endswith(":\nafter" if status == "failed" else "")
+
+
 def test_jobs_run_at_the_same_time(fake, tmp_path, monkeypatch):
-    seen = []
+    together = []
     original = sweep.start
-    alive = lambda: sum(child.process.poll() is None for child in seen if child)
-    most = []
-    monkeypatch.setattr(sweep, "start", lambda run: (seen.append(original(run)), most.append(alive()))[0] or seen[-1])
+
+    def recorded(run):
+        child = original(run)
+        started.append(child)
+        together.append(sum(child.process.poll() is None for child in started))
+        return child
+
+    started = []
+    monkeypatch.setattr(sweep, "start", recorded)
     assert sweep.main([*fake, "--jobs", "3"]) == 0
-    assert max(most) == 3
+    assert together[:3] == [1, 2, 3] and max(together) == 3
 
 
 def test_a_run_that_outlived_its_sweep_is_not_started_twice(fake, tmp_path):
@@ -351,94 +375,6 @@ def test_a_run_without_its_last_files_is_not_finished(fake, tmp_path, missing):
     assert all(finished(run) for run in runs)
     (runs[0].folder / missing).unlink()
     assert [finished(run) for run in runs] == [False, True, True, True]
-
-
-# ---- the numbers ----
-
-
-def write_run(folder, outcomes, seed, options=None):
-    """A finished run with the outcomes of each domain's held-out prompts; None where the verifier failed."""
-    folder.mkdir(parents=True)
-    rows = []
-    for domain, passed in outcomes.items():
-        judged = [value for value in passed if value is not None]
-        low, high = wilson(sum(judged), len(judged))
-        value = sum(judged) / len(judged)
-        rows.append(dict(stage="grpo", step=4, domain=domain, metric="accuracy", value=value, low=low, high=high,
-                         n=len(judged), outcomes=passed))  # fmt: skip
-    triple = macro_interval([(row["value"], row["low"], row["high"]) for row in rows])
-    rows.append({**rows[0], "domain": "macro", **dict(zip(("value", "low", "high"), triple))})
-    (folder / "evaluation.json").write_text(json.dumps(rows))
-    (folder / "metrics.jsonl").write_text(json.dumps({"step": 4, "stage": "grpo", "time/step_s": 1.5}) + "\n")
-    tasks = {name: {"options": options or {}} for name in outcomes}
-    (folder / "config.json").write_text(json.dumps({"seed": seed, "evaluation": {"items": 4}, "tasks": tasks}))
-
-
-def points_of(*names, seeds=2):
-    return [Point(n, {"x": n}, [SeedRun(s, f"{n}/{s}", "finished") for s in range(seeds)]) for n in names]
-
-
-def test_differences_are_paired_by_seed_and_prompt(tmp_path):
-    first = {0: {"a": [0, 0, 1, 1], "b": [0, 1, 1, 1]}, 1: {"a": [1, 0, 0, 0], "b": [1, 1, 1, None]}}
-    second = {0: {"a": [1, 0, 1, 1], "b": [0, 0, 1, 1]}, 1: {"a": [1, 1, 1, 0], "b": [1, 0, 1, 1]}}
-    for seed in (0, 1):
-        write_run(tmp_path / "one" / str(seed), first[seed], seed)
-        write_run(tmp_path / "two" / str(seed), second[seed], seed)
-    sweep_report.write(tmp_path, "t", points_of("one", "two"))
-    one, two = results(tmp_path)
-    assert one["accuracy"]["a"]["by_seed"] == {"0": 0.5, "1": 0.25} and one["accuracy"]["a"]["value"] == 0.375
-    a, b, macro = (two["difference"][name] for name in ("a", "b", "macro"))
-    expected = {
-        "a": paired_interval([0, 0, 1, 1, 1, 0, 0, 0], [1, 0, 1, 1, 1, 1, 1, 0]),
-        "b": paired_interval([0, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0, 1]),  # without the prompt that was not judged
-    }
-    for entry, name in ((a, "a"), (b, "b")):
-        assert (entry["value"], entry["low"], entry["high"]) == pytest.approx(expected[name])
-    assert (a["n"], b["n"], macro["n"]) == (8, 7, 15)
-    assert (macro["value"], macro["low"], macro["high"]) == pytest.approx(macro_interval(list(expected.values())))
-    assert a["by_seed"] == {"0": 0.25, "1": 0.5} and b["by_seed"] == pytest.approx({"0": -0.25, "1": -1 / 3})
-    assert macro["by_seed"] == pytest.approx({"0": 0.0, "1": 1 / 12})
-    # Student's t with one degree of freedom: 12.706 * sd / sqrt(2), where sd = difference / sqrt(2)
-    half = 12.7062 * (1 / 12) / 2
-    assert macro["over_seeds"] == pytest.approx([1 / 24 - half, 1 / 24 + half], rel=1e-4)
-
-
-def test_one_seed_has_no_interval_over_seeds(tmp_path):
-    write_run(tmp_path / "one" / "0", {"a": [0, 1, 1, 1]}, 0)
-    write_run(tmp_path / "two" / "0", {"a": [1, 1, 1, 1]}, 0)
-    sweep_report.write(tmp_path, "t", points_of("one", "two", seeds=1))
-    assert results(tmp_path)[1]["difference"]["macro"]["over_seeds"] is None
-
-
-def test_points_with_other_held_out_prompts_are_not_compared(tmp_path):
-    """A sweep over a task's options asks other questions: there is nothing to pair."""
-    write_run(tmp_path / "one" / "0", {"a": [0, 1, 1, 1]}, 0)
-    write_run(tmp_path / "two" / "0", {"a": [1, 1, 1, 1]}, 0, options={"letters": 9})
-    write_run(tmp_path / "three" / "0", {"a": [1, 1, 1, 1], "b": [1, 1, 1, 1]}, 0)
-    sweep_report.write(tmp_path, "t", points_of("one", "two", "three", seeds=1))
-    _, two, three = results(tmp_path)
-    assert two["difference"] == {} and two["accuracy"]["macro"]["value"] == 1.0
-    assert list(three["difference"]) == ["a"]  # no macro: it would be of other domains than the accuracy's
-
-
-def test_the_report_shows_every_point_however_many(tmp_path):
-    names = [f"p{i}<i>" for i in range(13)]
-    rng = np.random.default_rng(0)
-    for name in names:
-        write_run(tmp_path / name / "0", {"a": rng.integers(0, 2, 4).tolist()}, 0)
-    path = sweep_report.write(tmp_path, "a <b>title", points_of(*names, seeds=1))
-    page = Path(path).read_text()
-    assert "<b>title" not in page and "<i>" not in page
-    for number in range(13):
-        assert f"{number + 1}. p{number}&lt;i&gt;" in page
-    for heading in ("1, 2, 3, 4, 5, 6", "1, 7, 8, 9, 10, 11", "1, 12, 13"):  # colours are never used twice
-        assert f"Curves, points {heading}<" in page
-
-
-def test_nothing_finished_still_makes_a_report(tmp_path):
-    points = [Point("one", {}, [SeedRun(0, "one/0", "failed", "why")])]
-    assert "why" in Path(sweep_report.write(tmp_path, "t", points)).read_text()
-    assert results(tmp_path)[0]["accuracy"] == {}
 
 
 # ---- with real runs ----
