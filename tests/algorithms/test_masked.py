@@ -34,3 +34,10 @@ def test_gradients_reach_only_what_the_mask_shows():
 def test_shapes_are_checked_in_tests():
     with pytest.raises(Exception, match="mask"):
         masked.total(X, MASK[:1])
+
+
+def test_segment_mean_hand_computed():
+    segments = jnp.array([[2, 2, 4], [2, 2, 2]])
+    result = masked.segment_mean(X, MASK, segments)
+    np.testing.assert_array_equal(result, [[1.0, 0.0, 4.0], [8.0, 0.0, 0.0]])
+    assert (masked.segment_mean(X, jnp.zeros_like(MASK), segments) == 0).all()
