@@ -1,10 +1,13 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_posttrain.algorithms.gae import generalised_advantages
+from rl_posttrain.algorithms import gae
+
+generalised_advantages = jax.jit(gae.generalised_advantages, static_argnums=(4, 5))
 
 
 def by_definition(rewards, values, discount, decay):

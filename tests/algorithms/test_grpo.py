@@ -174,11 +174,42 @@ def test_every_field_of_the_device_loss_has_an_effect(change):
         {"aggregation": "constant_length"},
         {"constant_length": 100},
         {"advantage": "global"},
+        {"advantage_scale": "step"},  # of mean_std, which is scaled
+        {"domain_weights": {"strings/sort": -1.0}},
+        {"dual_clip": 1.0},
+        {"surrogate": "cispo", "dual_clip": 3.0},
+        {"surrogate": "soft_gate", "clip_high": 0.3},
+        {"surrogate": "soft_gate", "gate_positive": 0.0},
+        {"gate_negative": 2.0},
+        {"surrogate": "reinforce", "clip_low": 0.1},
+        {"surrogate": "reinforce", "ratio": "sequence"},
+        {"surrogate": "reinforce", "proximal": "step_start"},
+        {"surrogate": "cispo", "ratio": "sequence_token"},
+        {"correction": "importance"},  # of a ratio that corrects
+        {"correction": "truncated", "proximal": "step_start"},
+        {"correction_low": 0.5},
+        {"kl": "k2"},  # without a coefficient
+        {"kl_in": "reward"},
+        {"reference_every": 2},
+        {"kl_coefficient": 0.1, "kl": "k1"},
+        {"kl_coefficient": 0.1, "kl": "k3_corrected", "kl_in": "reward"},
+        {"kl_coefficient": 0.1, "kl_target": 0.1},
+        {"kl_coefficient": 0.1, "kl_in": "reward", "kl_target": 0.0},
+        {"kl_coefficient": 0.1, "reference_every": 0},
+        {"kl_coefficient": 0.1, "reference_mixture": 0.5},
+        {"kl_coefficient": 0.1, "reference_every": 1, "reference_mixture": 0.0},
     ],
 )
 def test_configs_out_of_range_or_without_effect_are_refused(values):
     with pytest.raises(ConfigError):
         build(AlgorithmConfig, values)
+
+
+def test_weights_of_unknown_domains_are_refused():
+    cfg = AlgorithmConfig(domain_weights={"strings/srot": 2.0})
+    with pytest.raises(ValueError, match="strings/srot.*strings/sort"):
+        cfg.check_domains(["strings/sort"])
+    cfg.check_domains(["strings/sort", "strings/srot"])
 
 
 def test_rows_of_another_shape_are_refused_in_tests():
