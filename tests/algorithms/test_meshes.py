@@ -21,7 +21,17 @@ MODEL = ModelConfig(
     vocab_size=30, embed_dim=16, num_layers=2, num_heads=8, num_kv_heads=8, head_dim=2, mlp_dim=32,
     vocab_multiple=8,
 )  # fmt: skip
-LOSSES = {"sft": sft.loss, "grpo": partial(grpo.loss, cfg=AlgorithmConfig(kl_coefficient=0.1))}
+LOSSES = {
+    "sft": sft.loss,
+    "grpo": partial(grpo.loss, cfg=AlgorithmConfig(kl_coefficient=0.1)),
+    # Reductions by sample, within rows that are spread over devices.
+    "sequence": partial(
+        grpo.loss,
+        cfg=AlgorithmConfig(
+            ratio="sequence", proximal="step_start", correction="sequence_mask", correction_low=0.7, correction_high=1.3
+        ),
+    ),
+}
 # A large epsilon: Adam's first step is else the sign of the gradient, and the sign of rounding where it is 0.
 OPTIMIZER = make_optimizer(UpdateConfig(learning_rate=0.1, weight_decay=0.1, epsilon=1e-2), 10)
 STEPS = 2
@@ -48,7 +58,8 @@ def make_batch():
         ]
         trees.append(Tree(tokens(5, 7), tuple(samples)))
     batch, _ = pack(trees, 24, rows=16)
-    return batch.replace(reference_logprobs=np.where(batch.loss_weight > 0, -3.4, 0).astype(np.float32))
+    constant = lambda value: np.where(batch.loss_weight > 0, value, 0).astype(np.float32)
+    return batch.replace(reference_logprobs=constant(-3.4), proximal_logprobs=constant(-3.45))
 
 
 def run(loss, mesh_cfg, micro_batches=1):
@@ -96,7 +107,7 @@ def test_the_loss_falls():
     assert history[1]["loss/total"] < history[0]["loss/total"] - 0.05
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["sft", "grpo", pytest.param("sequence", marks=pytest.mark.slow)])
 def test_a_step_on_eight_devices_over_three_axes_is_the_step_on_one(loss):
     check(loss, DEFAULT, micro_batches=2)
 

@@ -9,11 +9,13 @@ import numpy as np
 import optax
 import pytest
 
+from configs.algorithms import RECIPES
 from rl_posttrain.algorithms import grpo, sft
 from rl_posttrain.algorithms.grpo import AlgorithmConfig
 from rl_posttrain.algorithms.losses import AGGREGATIONS, sample_weights
 from rl_posttrain.algorithms.update import UpdateConfig, init_state, make_optimizer, score, update
 from rl_posttrain.batch import Batch
+from rl_posttrain.config import build
 from rl_posttrain.data.packing import DTYPES, PADDING, Sample, Tree, pack, unpack, untrained_samples
 from rl_posttrain.model.transformer import ModelConfig, init
 
@@ -159,15 +161,21 @@ def on_policy(trees):
         for tree, values in zip(trees, read, strict=True)
     ]
     batch, _ = pack(sampled, ROW, rows=4)
-    return batch.replace(reference_logprobs=batch.behaviour_logprobs)
+    return batch.replace(reference_logprobs=batch.behaviour_logprobs, proximal_logprobs=batch.behaviour_logprobs)
 
 
-def test_at_an_unchanged_policy_grpo_is_reinforce():
+@pytest.mark.parametrize(
+    "name", ["default", "gspo", *(pytest.param(n, marks=pytest.mark.slow) for n in RECIPES if n != "gspo")]
+)
+def test_at_an_unchanged_policy_every_recipe_is_reinforce(name):
+    """The contract of step 0, with the sampling temperatures that training allows."""
+    cfg = build(AlgorithmConfig, RECIPES[name] if name in RECIPES else {"kl_coefficient": 0.1})
     batch = on_policy(make_trees(temperatures=(1.0, 0.7)))
-    gradient, metrics = gradient_and_metrics(batch)
+    gradient, metrics = gradient_and_metrics(batch, partial(grpo.loss, cfg=cfg))
     assert float(metrics["policy/log_ratio_max"]) < 1e-5
     assert metrics["policy/ratio_mean"] == pytest.approx(1, abs=1e-6)
-    assert metrics["policy/kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics.get("policy/kl", 0.0) == pytest.approx(0, abs=1e-6)
+    assert all(value == 0 for key, value in metrics.items() if key.endswith("_fraction"))
 
     def reinforce(logprobs, entropy, batch, token_count):
         return -(batch.loss_weight * batch.advantages * logprobs).sum(), {}
