@@ -26,10 +26,10 @@ def get_config() -> ConfigDict:
         ),
     }
     config.rollout = dict(prompts_per_step=16, group_size=8, temperature=1.0, max_tokens=32, prompt_bucket=64)
-    config.grpo = dict(steps=100, row_length=256)
+    config.grpo = dict(steps=60, row_length=256)
     config.update = dict(
         learning_rate=1e-5, warmup_steps=5, schedule="linear", final_learning_rate_fraction=0.1, micro_batches=4
     )
-    config.evaluation = dict(items=160, every=50, rows=48)
+    config.evaluation = dict(items=160, every=30, rows=48)
     config.checkpoint = dict(every=50)
     return config.lock()

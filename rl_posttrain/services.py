@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import optax
 
 from rl_posttrain import config as config_lib
 from rl_posttrain.algorithms import grpo, sft
 from rl_posttrain.algorithms.grpo import AlgorithmConfig
-from rl_posttrain.algorithms.update import UpdateConfig, init_state, make_optimizer, score, update
+from rl_posttrain.algorithms.update import UpdateConfig, init_state, make_optimizer, score, state_shardings, update
 from rl_posttrain.batch import Batch, Params, TrainState
 from rl_posttrain.config import ConfigError
 from rl_posttrain.data.tokenizer import Tokenizer, TokenizerConfig, make_tokenizer
@@ -134,6 +133,11 @@ class Config:
                     f"{name}.warmup_steps={section.warmup_steps} exceeds the stage's {steps} optimizer steps"
                 )
         self.algorithm.check_domains(self.tasks)
+        if self.sft.steps and self.sft.update.optimizer != self.update.optimizer:
+            raise ValueError(
+                f"sft.update.optimizer={self.sft.update.optimizer!r} and update.optimizer={self.update.optimizer!r}: a "
+                "run's checkpoints hold moments of one kind; use one, or warm up in a run apart and start by init_from"
+            )
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0")
         if self.init_from is not None and self.lora.adapter is not None:
@@ -349,18 +353,12 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     sft_optimizer = make_optimizer(config.sft.update, config.sft.steps or config.sft.update.warmup_steps + 1)
     grpo_optimizer = make_optimizer(config.update, config.updates or config.update.warmup_steps + 1)
 
-    def state_shardings(optimizer: optax.GradientTransformation) -> Any:
-        abstract = jax.eval_shape(lambda: init_state(first(), optimizer))
-        moments = optax.tree_map_params(
-            optimizer,
-            lambda _, sharding: sharding,
-            abstract.opt_state,
-            param_shardings,
-            transform_non_params=lambda _: replicated,
-        )
-        return abstract.replace(step=replicated, params=param_shardings, opt_state=moments)
+    with _refusing("config.sft.update"):
+        sft_state = state_shardings(first, sft_optimizer, param_shardings, replicated)
+    with _refusing("config.update"):
+        grpo_state = state_shardings(first, grpo_optimizer, param_shardings, replicated)
 
-    def jit_update(loss, optimizer, section: UpdateConfig):
+    def jit_update(loss, optimizer, shardings: TrainState, section: UpdateConfig):
         dropout = jax.random.fold_in(jax.random.key(config.seed), DROPOUT)
 
         def step(base: Params | None, state: TrainState, batch: Batch):
@@ -375,7 +373,7 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
                 assemble=lambda trained, count: part.assemble(base, trained, jax.random.fold_in(dropout, count)),
             )
 
-        jitted = jax.jit(step, donate_argnums=1, out_shardings=(state_shardings(optimizer), replicated))
+        jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings, replicated))
         return partial(jitted, part.base)
 
     def score_trained(base: Params | None, trained: Params, batch: Batch):
@@ -387,12 +385,10 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     return dict(
         init_params=part.init,
         policy=part.policy,
-        abstract=jax.tree.map(placed, abstract, state_shardings(grpo_optimizer)),
-        init_train_state=jax.jit(
-            partial(init_state, optimizer=grpo_optimizer), out_shardings=state_shardings(grpo_optimizer)
-        ),
-        sft_update=jit_update(sft.loss, sft_optimizer, config.sft.update),
-        grpo_update=jit_update(partial(grpo.loss, cfg=config.algorithm), grpo_optimizer, config.update),
+        abstract=jax.tree.map(placed, abstract, grpo_state),
+        init_train_state=jax.jit(partial(init_state, optimizer=grpo_optimizer), out_shardings=grpo_state),
+        sft_update=jit_update(sft.loss, sft_optimizer, sft_state, config.sft.update),
+        grpo_update=jit_update(partial(grpo.loss, cfg=config.algorithm), grpo_optimizer, grpo_state, config.update),
         score=partial(jax.jit(score_trained, out_shardings=(rows, rows)), part.base),
         place=lambda batch: jax.tree.map(lambda leaf: jax.device_put(leaf, rows), batch),
         rows_multiple=lambda section: shards * section.micro_batches,

@@ -182,9 +182,14 @@ KNOBS = {
     "algorithm.reference_mixture": Knob(0.5, "run", given={**PENALISED, "algorithm.reference_every": 1}),
     **{
         f"{section}.{name}": knob
-        for section, program in (("update", "grpo_update"), ("sft.update", "sft_update"))
+        for section, other, program in (
+            ("update", "sft.update", "grpo_update"),
+            ("sft.update", "update", "sft_update"),
+        )
         for name, knob in {
+            "optimizer": Knob("muon", program, also={f"{other}.optimizer": "muon"}),
             "learning_rate": Knob(3e-4, program),
+            "rates": Knob({"layers/query": 0.5}, program),
             "warmup_steps": Knob(2, program),
             "schedule": Knob("cosine", program),
             "final_learning_rate_fraction": Knob(0.5, program, given={f"{section}.schedule": "cosine"}),

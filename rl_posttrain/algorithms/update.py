@@ -1,11 +1,11 @@
-"""One optimizer step: gradients over micro-batches, clipping, AdamW. The only algorithm that knows the model.
+"""One optimizer step: gradients over micro-batches, clipping, the optimizer. The only algorithm that knows the model.
 
 `update` is pure; the caller jits it at the edge, with `state` donated and its shardings given.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from rl_posttrain.algorithms import optimizers
 from rl_posttrain.batch import Batch, Params, TrainState
 from rl_posttrain.model import transformer
+from rl_posttrain.model.linear import INPUT_AXES
 from rl_posttrain.model.transformer import ModelConfig
 from rl_posttrain.sharding.mesh import constrain
 
@@ -34,13 +36,19 @@ DECAYS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """The optimizer: AdamW, https://arxiv.org/abs/1711.05101, on gradients clipped by their global norm.
+    """The optimizer, on gradients clipped by their global norm.
+
+    "adamw" is https://arxiv.org/abs/1711.05101, "adafactor" and "muon" are in `optimizers`; all decay weights apart
+    from the gradient. Muon moves the layers' matrices, and Adam, with `b1`, `b2` and `epsilon`, the rest.
 
     Raises:
       ValueError: a value out of range, or one without effect.
     """
 
+    optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
     learning_rate: float = 1e-6  # after the warm-up
+    # What it is multiplied with for parameters whose path matches: {"embed": 0.1, "layers/*_norm": 0.0}; 0 freezes.
+    rates: dict[str, float] = field(default_factory=dict)
     warmup_steps: int = 0  # optimizer steps over which the learning rate rises linearly
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     final_learning_rate_fraction: float = 0.0  # what cosine and linear end at, as a share of learning_rate
@@ -72,6 +80,16 @@ class UpdateConfig:
                 f"epsilon={self.epsilon} and gradient_clip={self.gradient_clip} must be above 0, "
                 f"weight_decay={self.weight_decay} at least 0"
             )
+        for pattern, rate in self.rates.items():
+            if not 0 <= rate < math.inf:
+                raise ValueError(f"rates: {pattern!r} is {rate}, and must be at least 0 (0: frozen)")
+        if self.optimizer == "adafactor":
+            for name in ("b1", "b2", "epsilon"):
+                if getattr(self, name) != getattr(UpdateConfig, name):
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} has no effect with optimizer='adafactor': leave it out, or use "
+                        "'adamw' or 'muon'"
+                    )
 
 
 def schedule(cfg: UpdateConfig, total_steps: int) -> optax.Schedule:
@@ -110,13 +128,33 @@ class RateState(NamedTuple):
 
 
 def make_optimizer(cfg: UpdateConfig, total_steps: int) -> optax.GradientTransformation:
-    """Clipping by global norm, Adam, decoupled weight decay, then the learning rate of the schedule."""
+    """Clipping by global norm, `cfg.optimizer`, decoupled weight decay, the learning rate of the schedule, `cfg.rates`.
+
+    Its `init` raises ValueError when a pattern of `cfg.rates` matches no parameter, or two match the same.
+    """
+    adam = optimizers.adam(cfg.b1, cfg.b2, cfg.epsilon)
+    choices = {"adamw": adam, "adafactor": optimizers.adafactor(), "muon": optimizers.muon(matrix_axes, adam)}
     return optax.chain(
         _clip(cfg.gradient_clip),
-        optax.scale_by_adam(cfg.b1, cfg.b2, cfg.epsilon),
+        choices[cfg.optimizer],
         optax.add_decayed_weights(cfg.weight_decay, mask=decayed),
-        _scale_by_rate(schedule(cfg, total_steps)),
+        _scale_by_rate(schedule(cfg, total_steps), cfg.rates),
     )
+
+
+def matrix_axes(path: tuple[Any, ...], array: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Which axes of a parameter are its input's and its output's; None for what is none of the layers' matrices.
+
+    The axes before them are of layers and experts. An adapter of rank r is two matrices: [in, r] and [r, out].
+    """
+    name = optimizers.name_of(path).rpartition("/")[2]
+    whole, side = (name[:-2], name[-2:]) if name.endswith(("_a", "_b")) else (name, "")
+    if whole not in INPUT_AXES:
+        return None
+    inputs = 1 if side == "_b" else INPUT_AXES[whole]
+    outputs = 2 if whole in ("query", "key", "value") and side != "_a" else 1
+    axes = tuple(range(array.ndim))
+    return axes[-inputs - outputs : -outputs], axes[-outputs:]
 
 
 def decayed(params: Params) -> Any:
@@ -139,17 +177,51 @@ def _clip(maximum: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: ClipState(jnp.zeros(())), update)
 
 
-def _scale_by_rate(learning_rate: optax.Schedule) -> optax.GradientTransformation:
+def _scale_by_rate(learning_rate: optax.Schedule, rates: Mapping[str, float]) -> optax.GradientTransformation:
+    def init(params: Params) -> RateState:
+        optimizers.check_rates(rates, params)
+        return RateState(jnp.zeros((), jnp.int32), jnp.zeros(()))
+
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RateState]:
         rate = jnp.asarray(learning_rate(state.steps))
-        return jax.tree.map(lambda u: -rate * u, updates), RateState(state.steps + 1, rate)
+        scaled = lambda path, u: -rate * optimizers.rate_of(rates, path) * u
+        return jax.tree_util.tree_map_with_path(scaled, updates), RateState(state.steps + 1, rate)
 
-    return optax.GradientTransformation(lambda params: RateState(jnp.zeros((), jnp.int32), jnp.zeros(())), update)
+    return optax.GradientTransformation(init, update)
 
 
 def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
     """Step 0 with these parameters."""
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+
+
+def state_shardings(
+    params: Callable[[], Params], optimizer: optax.GradientTransformation, shardings: Any, replicated: Any
+) -> TrainState:
+    """A train state's shardings: moments lie as their parameters, what has another shape on every device.
+
+    Args:
+      params: makes parameters, of which only shapes are used.
+      shardings: of the parameters.
+    """
+
+    def place(moment: Any, parameter: Any, sharding: Any) -> Any:
+        if masked(moment):  # another optimizer's parameter
+            return moment
+        return sharding if moment.shape == parameter.shape else replicated
+
+    masked = lambda node: isinstance(node, optax.MaskedNode)
+    abstract = jax.eval_shape(lambda: init_state(params(), optimizer))
+    moments = optax.tree_map_params(
+        optimizer,
+        place,
+        abstract.opt_state,
+        abstract.params,
+        shardings,
+        transform_non_params=lambda _: replicated,
+        is_leaf=masked,
+    )
+    return abstract.replace(step=replicated, params=shardings, opt_state=moments)
 
 
 def score(params: Params, batch: Batch, *, model_cfg: ModelConfig) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
@@ -205,6 +277,7 @@ def update(
     following = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), proposed, state)
     metrics |= {
         "update/gradient_norm": norm,
+        "update/update_norm": jnp.where(accepted, optax.tree.norm(updates), 0.0),
         "update/tokens": tokens,
         "update/skipped": jnp.logical_not(accepted).astype(jnp.float32),
         "update/nonfinite": jnp.logical_not(finite).astype(jnp.float32),
