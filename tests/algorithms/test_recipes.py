@@ -34,7 +34,6 @@ VARIANTS = {
 }
 CONFIGS = {name: config_lib.build(AlgorithmConfig, values) for name, values in VARIANTS.items()}
 LENGTHS = (3, 1, 8, 5, 6, 2, 7, 4)  # of 8 completions, 2 for each of 4 prompts
-TOLERANCE = dict(rtol=1e-4, atol=1e-7)
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,12 @@ def measure(cfg, samples, order=range(8), **layout):
     return scalar, metrics, [by_sample[list(order).index(i)] for i in range(8)]
 
 
+@functools.cache
+def measured(name):
+    """All samples in one row."""
+    return measure(CONFIGS[name], weighed(CONFIGS[name]))
+
+
 # ---- the formulas once more, sample by sample, in float64 NumPy ----
 
 
@@ -169,19 +174,17 @@ def reference_kl(cfg, logprob, reference, behaviour):
     return {"k2": d**2 / 2, "k3": k3, "k3_corrected": np.exp(logprob - behaviour) * k3}[cfg.kl]
 
 
-def reference_loss(cfg, samples, moved=None):
-    """`moved` replaces the logprobs of some samples; what is detached keeps the old ones."""
+def reference_loss(cfg, sample, logprobs):
+    """Of one sample at these logprobs; what is detached keeps the sample's own."""
+    older = sample.proximal if cfg.proximal == "step_start" else sample.behaviour
+    still = reference_ratio(cfg, sample.logprobs - older, sample.logprobs - older, sample)
+    ratios = reference_ratio(cfg, logprobs - older, sample.logprobs - older, sample)
+    correction = reference_correction(cfg, sample, sample.logprobs)
     total = 0.0
-    for index, sample in enumerate(samples):
-        logprobs = (moved or {}).get(index, sample.logprobs)
-        older = sample.proximal if cfg.proximal == "step_start" else sample.behaviour
-        still = reference_ratio(cfg, sample.logprobs - older, sample.logprobs - older, sample)
-        ratios = reference_ratio(cfg, logprobs - older, sample.logprobs - older, sample)
-        correction = reference_correction(cfg, sample, sample.logprobs)
-        for t in np.flatnonzero(sample.trained):
-            objective = reference_surrogate(cfg, ratios[t], still[t], logprobs[t], sample.advantage)
-            kl = reference_kl(cfg, logprobs[t], sample.reference[t], sample.behaviour[t])
-            total += sample.weight * (cfg.kl_coefficient * kl - correction[t] * objective)
+    for t in np.flatnonzero(sample.trained):
+        objective = reference_surrogate(cfg, ratios[t], still[t], logprobs[t], sample.advantage)
+        kl = reference_kl(cfg, logprobs[t], sample.reference[t], sample.behaviour[t])
+        total += sample.weight * (cfg.kl_coefficient * kl - correction[t] * objective)
     return total
 
 
@@ -189,44 +192,44 @@ def reference_loss(cfg, samples, moved=None):
 def test_value_and_gradient_are_the_formulas_in_float64(name):
     cfg = CONFIGS[name]
     samples = weighed(cfg)
-    scalar, _, gradients = measure(cfg, samples)
-    assert scalar == pytest.approx(reference_loss(cfg, samples), rel=1e-5, abs=1e-7)
+    scalar, _, gradients = measured(name)
+    assert scalar == pytest.approx(sum(reference_loss(cfg, s, s.logprobs) for s in samples), rel=1e-5, abs=1e-7)
     for index, sample in enumerate(samples):
         for t in range(len(sample.trained)):
             if not sample.trained[t]:
                 assert gradients[index][t] == 0  # whatever stands there: NaN does
                 continue
             step = np.eye(len(sample.trained))[t] * 1e-6
-            up, down = (reference_loss(cfg, samples, {index: sample.logprobs + sign * step}) for sign in (1, -1))
+            up, down = (reference_loss(cfg, sample, sample.logprobs + sign * step) for sign in (1, -1))
             assert gradients[index][t] == pytest.approx((up - down) / 2e-6, rel=2e-4, abs=1e-7), (index, t)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_layout_changes_nothing(name):
     cfg = CONFIGS[name]
-    scalar, metrics, gradients = measure(cfg, weighed(cfg))
+    scalar, metrics, gradients = measured(name)
     # From all in one row to one sample a row, turned round, with empty rows, and infinities in place of NaN.
     order, layout = (6, 7, 0, 1, 5, 4, 3, 2), dict(row_length=16, rows=16)
-    for wild in (np.inf, -np.inf):
-        other, other_metrics, other_gradients = measure(cfg, weighed(cfg, wild=wild), order, **layout)
-        assert other == pytest.approx(scalar, rel=1e-5, abs=1e-8)
-        assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
-        for one, two in zip(gradients, other_gradients, strict=True):
-            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-8)
+    other, other_metrics, other_gradients = measure(cfg, weighed(cfg, wild=np.inf), order, **layout)
+    assert other == pytest.approx(scalar, rel=1e-5, abs=1e-8)
+    assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-7)
+    for one, two in zip(gradients, other_gradients, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_micro_batches_add_up(name):
     cfg = CONFIGS[name]
-    batch, logprobs, _ = packed(weighed(cfg), row_length=16, rows=16)
-    scalar, metrics, gradient = evaluate(cfg, batch, logprobs)
+    scalar, metrics, gradients = measured(name)
+    batch, logprobs, placements = packed(weighed(cfg), row_length=16, rows=16)
     parts = [evaluate(cfg, jax.tree.map(lambda x: x[i::2], batch), logprobs[i::2]) for i in (0, 1)]  # noqa: B023
     assert scalar == pytest.approx(parts[0][0] + parts[1][0], rel=1e-5, abs=1e-8)
     for key, value in metrics.items():
         combine = max if key.endswith("_max") else sum
         assert value == pytest.approx(combine(part[1][key] for part in parts), rel=1e-5, abs=1e-7), key
-    for i in (0, 1):
-        np.testing.assert_allclose(parts[i][2], gradient[i::2], rtol=1e-5, atol=1e-8)
+    together = np.stack([parts[0][2], parts[1][2]], axis=1).reshape(batch.tokens.shape)
+    for one, two in zip(gradients, (x for tree in unpack(together, placements) for x in tree), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -245,7 +248,7 @@ def test_at_an_unchanged_policy_every_recipe_is_reinforce(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_bounds_are_reported_as_fractions_of_tokens(name):
     cfg = CONFIGS[name]
-    _, metrics, _ = measure(cfg, weighed(cfg))
+    _, metrics, _ = measured(name)
     reported = {key.removeprefix("policy/") for key in metrics if key.endswith("_fraction")}
     expected = {"clip_low_fraction", "clip_high_fraction"} if cfg.surrogate in ("clip", "cispo") else set()
     expected |= {"dual_clip_fraction"} if cfg.dual_clip else set()

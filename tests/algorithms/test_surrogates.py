@@ -2,8 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rl_posttrain.algorithms.surrogates import (
     cispo,
@@ -35,17 +33,14 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens_that_became_likely():
     np.testing.assert_allclose(gradient(objective, RATIO), [[2, 1, 0, 0, -1, -2, 0, 0]], atol=1e-6)
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.lists(st.tuples(st.floats(0, 5), st.floats(-2, 2)), min_size=6, max_size=6))
-def test_hits_are_where_the_gradient_is_gone(pairs):
-    ratio, advantages = (jnp.asarray(x, jnp.float32)[None] for x in zip(*pairs))
+def test_hits_are_where_the_gradient_is_gone():
+    rng = np.random.default_rng(0)
+    ratio, advantages = jnp.asarray(rng.uniform(0, 5, (1, 500))), jnp.asarray(rng.normal(size=(1, 500)))
     bounds = (0.2, 0.28, 3.0)
-    edges = np.min([np.abs(ratio - edge) for edge in (0.8, 1.28, 3.0)], axis=0)
-    clear = (edges > 1e-3) & (jnp.abs(advantages) > 1e-3)
     hits = clipped_hits(ratio, advantages, *bounds)
     hit = hits["clip_low"] | hits["clip_high"] | hits["dual_clip"]
-    gone = gradient(lambda r: clipped_surrogate(r, advantages, *bounds), ratio) == 0
-    np.testing.assert_array_equal(hit[clear], gone[clear])
+    np.testing.assert_array_equal(hit, gradient(lambda r: clipped_surrogate(r, advantages, *bounds), ratio) == 0)
+    assert all(one.sum() > 20 for one in hits.values())
 
 
 def test_without_a_dual_clip_none_is_reported():
