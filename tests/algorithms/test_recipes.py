@@ -260,9 +260,9 @@ def test_bounds_are_reported_as_fractions_of_tokens(name):
 def test_o04_a_sequence_objective_is_not_multiplied_by_its_length():
     cfg = CONFIGS["gspo"]
     weights = sample_weights(np.array([2, 8]), np.ones(2, bool), cfg.aggregation)
-    for row_length in (16, 80):
+    for layout in (dict(row_length=80), dict(row_length=16, rows=16)):
         samples = [Sample((5,) * n, np.full(n, w), a) for n, w, a in zip((2, 8), weights, (1.0, -1.0))]
-        batch = jax.tree.map(jnp.asarray, pack([Tree((5,), tuple(samples))], row_length)[0])
+        batch = jax.tree.map(jnp.asarray, pack([Tree((5,), tuple(samples))], **layout)[0])
         scalar, _, gradient = evaluate(cfg, batch, batch.behaviour_logprobs)
         assert scalar == pytest.approx(0, abs=1e-7)
         sums = [gradient[batch.loss_weight == np.float32(w)].sum() for w in weights]
