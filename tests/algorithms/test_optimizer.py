@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from rl_posttrain import services
 from rl_posttrain.algorithms import sft
 from rl_posttrain.algorithms.update import (
     UpdateConfig,
@@ -340,3 +341,18 @@ def test_every_optimizer_learns_and_says_how_far_it_went(kind):
     assert losses[-1] < 0.2 * losses[0]
     _, metrics = step(state, batch.replace(loss_weight=0 * batch.loss_weight))
     assert metrics["update/skipped"] == 1 and metrics["update/update_norm"] == 0
+
+
+def test_stages_of_a_run_share_the_kind_of_optimizer():
+    """Both stages' moments are in the checkpoints of one run."""
+    values = dict(
+        tokenizer=dict(kind="byte"),
+        model=dict(embed_dim=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4, mlp_dim=8),
+        tasks={"strings/reverse": {}},
+        update=dict(optimizer="muon"),
+        sft=dict(steps=2),
+    )
+    with pytest.raises(ConfigError, match="sft.update.optimizer='adamw' and update.optimizer='muon'"):
+        services.parse(values)
+    assert services.parse(values | {"sft": dict(steps=2, update=dict(optimizer="muon"))}).sft.update.optimizer == "muon"
+    assert services.parse(values | {"sft": {}}).update.optimizer == "muon"
