@@ -21,7 +21,7 @@ from rl_posttrain.loop import Collected, Metrics, RunState
 from rl_posttrain.observability import alerts
 from rl_posttrain.observability.metrics import MetricsWriter
 from rl_posttrain.observability.progress import Progress, print_table
-from rl_posttrain.services import Config, Services
+from rl_posttrain.services import Config, Services, parse
 from rl_posttrain.storage import filesystem
 from rl_posttrain.storage.checkpoints import restore_params
 from rl_posttrain.storage.trajectories import record, truncate_after
@@ -42,7 +42,11 @@ def check_workdir(config: Config, workdir: str) -> str:
     path = filesystem.join(workdir, "config.json")
     if not filesystem.exists(path):
         return ""
-    theirs = config_lib.flatten(json.loads(filesystem.read(path)))
+    try:  # a run of an older version lacks the fields that came since: it had their defaults
+        saved = parse(json.loads(filesystem.read(path)))
+    except ConfigError as error:
+        raise ConfigError(f"{workdir} holds a run that this version cannot go on with: {error}") from error
+    theirs = config_lib.flatten(config_lib.to_dict(saved))
     ours = config_lib.flatten(config_lib.to_dict(config))
     differing = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key) and key not in EXTENDABLE]
     if differing:

@@ -17,7 +17,7 @@ import pytest
 from experiments import cli
 from experiments import run as run_command
 from rl_posttrain import lifecycle, loop, services
-from rl_posttrain.config import apply_overrides
+from rl_posttrain.config import ConfigError, apply_overrides
 from rl_posttrain.observability import lines
 from rl_posttrain.sandbox import bubblewrap
 from rl_posttrain.storage import trajectories
@@ -375,3 +375,15 @@ def test_o27_a_full_disk_ends_the_run_and_more_space_lets_it_go_on(files, unbrok
         assert_equal_runs(workdir, unbroken, same_config=False)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_run_of_a_version_with_fewer_fields_goes_on(unbroken, tmp_path):
+    saved = json.loads((unbroken / "config.json").read_text())
+    del saved["lora"], saved["algorithm"]["clip_low"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert lifecycle.check_workdir(parsed(unbroken, {}), str(tmp_path)) == ""
+    with pytest.raises(ConfigError, match="seed: 3 there, 5 here"):
+        lifecycle.check_workdir(parsed(unbroken, {"seed": 5}), str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "gone": 1}))
+    with pytest.raises(ConfigError, match="cannot go on with: config.gone"):
+        lifecycle.check_workdir(parsed(unbroken, {}), str(tmp_path))

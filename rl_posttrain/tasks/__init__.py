@@ -5,7 +5,7 @@ tasks = domain.make(seed, "train", range(4))
 verdicts = domain.score(tasks, [task.demonstration for task in tasks])
 """
 
-from rl_posttrain.tasks import code, reasoning, strings  # noqa: F401  (each registers its family)
+from rl_posttrain.tasks import code, math, reasoning, strings  # noqa: F401  (each registers its family)
 from rl_posttrain.tasks.registry import (
     Domain,
     FunctionCheck,

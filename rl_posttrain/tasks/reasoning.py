@@ -7,12 +7,12 @@ only when the scorer gives it full marks; hangs are killed and count as timeouts
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rl_posttrain.config import ConfigError, build
+from rl_posttrain.tasks.answers import last_number
 from rl_posttrain.tasks.reasoning_catalogue import BLOCKED, COMPARED_EXACTLY, USABLE
 from rl_posttrain.tasks.reasoning_process import Worker, WorkerError, WorkerRefusal, WorkerTimeout
 from rl_posttrain.tasks.registry import Domain, Tools, register, require_member
@@ -21,7 +21,6 @@ from rl_posttrain.types import Split, Task, Verdict
 
 MAKE_S = 120.0  # per item: knight_swap takes 0.4 s on average and has a long tail
 SCORE_S = 5.0  # per text: scorers take under a millisecond, the slowest 40 ms
-NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 TEXT_LIMIT = 8192  # characters; the longest answers have about 500
 
 
@@ -95,8 +94,10 @@ def load(name: str, options: dict[str, Any], tools: Tools) -> Domain:
         for task, text in zip(tasks, texts, strict=True):
             key = (task.reference["dataset_seed"], task.reference["item"], text)
             if key not in known:
-                answer = text.strip() if settings.answer == "text" else _last_number(text)
-                known[key] = _score(worker, request, task, answer) if answer is not None else Verdict("malformed")
+                answer = text.strip() if settings.answer == "text" else _bare_number(text)
+                known[key] = Verdict("malformed", detail="no number in it")
+                if answer is not None:
+                    known[key] = _score(worker, request, task, answer)
             verdicts.append(known[key])
         return verdicts
 
@@ -128,10 +129,10 @@ def _score(worker: Worker, request: dict[str, Any], task: Task, text: str) -> Ve
     raise AssertionError("unreachable: the second round returns")
 
 
-def _last_number(text: str) -> str | None:
-    """The last number of a text, without the commas of its thousands; None where there is none."""
-    found = NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else None
+def _bare_number(text: str) -> str | None:
+    """The last number, without the commas of its thousands."""
+    found = last_number(text)
+    return None if found is None else found.replace(",", "")
 
 
 def _words(text: str) -> list[list[str]]:

@@ -249,3 +249,13 @@ def test_every_domain(name, bare, tmp_path):
     finally:
         fresh.close()
     assert again[::-1] == tasks
+
+
+def test_the_last_number_can_be_the_answer(tools):
+    domain = load("reasoning/chain_sum", {"answer": "number"}, tools)
+    (task,) = domain.make(0, "train", [0])
+    right = task.demonstration
+    texts = [f"Adding them gives {right}.", f"{right} is wrong, it is {right}1", "none"]
+    assert [verdict.status for verdict in domain.score([task] * 3, texts)] == ["pass", "wrong", "malformed"]
+    whole = load("reasoning/chain_sum", {}, tools)
+    assert whole.score([task], texts[:1])[0].status == "wrong"
