@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs.algorithms import RECIPES, flags
 from experiments import cli
@@ -50,10 +52,13 @@ class Completion:
 
 
 @functools.cache
-def completions(kind="token_mean", constant=None, wild=np.nan) -> tuple[Completion, ...]:
-    """The same eight samples with the weights of an aggregation. The longer ones hold observations."""
-    rng = np.random.default_rng(0)
+def completions(kind="token_mean", constant=None, wild=np.nan, seed=0) -> tuple[Completion, ...]:
+    """Eight samples with the weights of an aggregation. The longer ones hold observations; all of seed 0 are alike
+    but for the weights."""
+    rng = np.random.default_rng(seed)
     masks = [np.array([length < 5 or i not in (2, 3) for i in range(length)]) for length in LENGTHS]
+    if seed:
+        masks = [np.append(rng.random(length) < 0.6, True) for length in rng.integers(0, 8, 8)]
     weights = sample_weights(np.array([m.sum() for m in masks]), np.ones(8, bool), kind, constant)
     made = []
     for mask, weight in zip(masks, weights):
@@ -202,6 +207,16 @@ def test_value_and_gradient_are_the_formulas_in_float64(name):
             step = np.eye(len(sample.trained))[t] * 1e-6
             up, down = (reference_loss(cfg, sample, sample.logprobs + sign * step) for sign in (1, -1))
             assert gradients[index][t] == pytest.approx((up - down) / 2e-6, rel=2e-4, abs=1e-7), (index, t)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(sorted(CONFIGS)), st.integers(1, 10**6))
+def test_values_are_the_formulas_on_any_batch(name, seed):
+    samples = weighed(CONFIGS[name], seed=seed)
+    scalar, _, gradients = measure(CONFIGS[name], samples, rows=1)
+    expected = sum(reference_loss(CONFIGS[name], s, s.logprobs) for s in samples)
+    assert scalar == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert all((gradient[~s.trained] == 0).all() for s, gradient in zip(samples, gradients, strict=True))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
