@@ -153,7 +153,8 @@ def resume(services: Services) -> RunState | None:
         counters=cursor["counters"],
         examples=examples,
         evaluations=[row for row in cursor["evaluations"] if row["metric"] != "accuracy_change"],
-        kl_coefficient=cursor["kl_coefficient"],
+        # A checkpoint of an older version has none: there the coefficient never moved.
+        kl_coefficient=cursor.get("kl_coefficient", services.config.algorithm.kl_coefficient),
     )
 
 
