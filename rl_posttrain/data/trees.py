@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rl_posttrain.data.chat import EncodedChat
 from rl_posttrain.data.packing import Sample, Tree
 from rl_posttrain.data.tokenizer import Tokenizer
 from rl_posttrain.types import Rollout, Task
@@ -56,3 +57,16 @@ def from_examples(tasks: Sequence[Task], tokenizer: Tokenizer) -> list[Tree]:
         )
         for task, tokens in zip(tasks, completions)
     ]
+
+
+def from_chats(chats: Sequence[EncodedChat]) -> list[Tree]:
+    """One tree per conversation: the prompt is what precedes the assistant's first token, the rest is one completion
+    in which only the assistant's tokens are trained. Each of them weighs the same over all conversations.
+    """
+    weight = 1.0 / sum(sum(chat.assistant) for chat in chats)
+    trees = []
+    for chat in chats:
+        first = chat.assistant.index(True)
+        weights = np.where(chat.assistant[first:], weight, 0.0).astype(np.float32)
+        trees.append(Tree(chat.ids[:first], (Sample(chat.ids[first:], weights),)))
+    return trees
