@@ -1,9 +1,11 @@
-"""The quickstart's committed evidence: `python -m benchmarks.quickstart --seeds 0 1 2 --workdir runs/seeds`.
+"""A config's committed evidence: `python -m benchmarks.quickstart --seeds 0 1 2 --workdir runs/seeds`.
 
-Runs the quickstart once per seed, one after another, or takes the runs that are there. Writes to
-`docs/results/quickstart/`: `evaluation-seed*.json` and `metrics-seed*.jsonl` (the curves), `manifest-seed*.json`
-(versions, machine), `quickstart.png` (the README's picture) and `README.md` (the command and the table). The last
-line is the benchmark's JSON.
+    python -m benchmarks.quickstart --config configs/smollm2_grpo.py --results docs/results/smollm2 --seeds 0
+
+Runs the config (by default the quickstart) once per seed, one after another, or takes the runs that are there. Writes
+to the results folder: `evaluation-seed*.json` and `metrics-seed*.jsonl` (the curves), `manifest-seed*.json` (versions,
+machine), a picture named like the folder, and `README.md` (the command and the table). The last line is the benchmark's
+JSON.
 """
 
 from __future__ import annotations
@@ -24,14 +26,12 @@ import numpy as np
 from benchmarks import machine, publish
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results" / "quickstart"
-CONFIG = "configs/quickstart.py"
 KEPT = ("reward/mean", "completion/length_mean", "policy/entropy", "time/rollout_s", "time/verify_s", "time/update_s")
 
 
-def run(seed: int, workdir: Path) -> None:
+def run(config: str, seed: int, workdir: Path) -> None:
     """Runs one seed to its end, in its own process, and notes wall time and peak memory in `cost.json`."""
-    command = [sys.executable, "-m", "experiments.run", "--config", CONFIG]
+    command = [sys.executable, "-m", "experiments.run", "--config", config]
     started = time.perf_counter()
     subprocess.run([*command, "--workdir", str(workdir), f"--config.seed={seed}"], cwd=ROOT, check=True)
     cost = {
@@ -41,19 +41,19 @@ def run(seed: int, workdir: Path) -> None:
     (workdir / "cost.json").write_text(json.dumps(cost, indent=1) + "\n")
 
 
-def collect(seed: int, workdir: Path) -> dict[str, Any]:
+def collect(seed: int, workdir: Path, results: Path) -> dict[str, Any]:
     """Copies a run's evidence to the results folder and returns its evaluation rows, metrics and cost."""
     rows = json.loads((workdir / "evaluation.json").read_text())
     for row in rows:
         row.pop("outcomes", None)
-    (RESULTS / f"evaluation-seed{seed}.json").write_text(_lines(rows))
+    (results / f"evaluation-seed{seed}.json").write_text(_lines(rows))
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     curves = [
         {name: round(value, 5) if isinstance(value, float) else value for name, value in line.items() if _kept(name)}
         for line in lines
     ]
-    (RESULTS / f"metrics-seed{seed}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
-    shutil.copy(workdir / "manifest.json", RESULTS / f"manifest-seed{seed}.json")
+    (results / f"metrics-seed{seed}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
+    shutil.copy(workdir / "manifest.json", results / f"manifest-seed{seed}.json")
     cost = json.loads((workdir / "cost.json").read_text())
     return {"rows": rows, "curves": curves, "cost": cost}
 
@@ -76,11 +76,11 @@ def accuracies(rows: list[dict[str, Any]], metric: str = "accuracy") -> dict[str
 
 
 def warm_up_end(rows: list[dict[str, Any]]) -> int:
-    """The last step of the supervised warm-up."""
-    return max(row["step"] for row in rows if row["stage"] == "sft")
+    """The last step of the supervised warm-up; 0 where there is none."""
+    return max((row["step"] for row in rows if row["stage"] == "sft"), default=0)
 
 
-def draw(runs: dict[int, dict[str, Any]]) -> None:
+def draw(runs: dict[int, dict[str, Any]], picture: Path) -> None:
     """Held-out accuracy over steps, macro and per domain (mean of the seeds, each seed thin), and before and after."""
     import matplotlib
 
@@ -98,10 +98,11 @@ def draw(runs: dict[int, dict[str, Any]]) -> None:
         left.plot(steps, mean(name), color=colours[i % 10], lw=1.2, alpha=0.75)
     for table in tables:
         left.plot(steps, [100 * table["macro"][s]["value"] for s in steps], color="black", lw=0.8, alpha=0.5)
-    left.plot(steps, mean("macro"), color="black", lw=2.6, label=f"macro average, {len(runs)} seeds")
-    left.axvline(border, color="grey", ls=":", lw=1)
-    left.text(border, 101, "  GRPO", ha="left", va="bottom", fontsize=9, color="dimgrey")
-    left.text(border, 101, "supervised  ", ha="right", va="bottom", fontsize=9, color="dimgrey")
+    left.plot(steps, mean("macro"), color="black", lw=2.6, label=f"macro average, {_seeds(runs)}")
+    if border:
+        left.axvline(border, color="grey", ls=":", lw=1)
+        left.text(border, 101, "  GRPO", ha="left", va="bottom", fontsize=9, color="dimgrey")
+        left.text(border, 101, "supervised  ", ha="right", va="bottom", fontsize=9, color="dimgrey")
     left.set(xlabel="step", ylabel="held-out accuracy, %", ylim=(0, 100), xlim=(0, steps[-1]))
     left.legend(loc="upper left", frameon=False)
     for i, name in enumerate(domains):
@@ -113,11 +114,13 @@ def draw(runs: dict[int, dict[str, Any]]) -> None:
         right.plot(after, i, "o", color=colours[i % 10], ms=8)
         right.text(after + 2.5, i, f"{after - before:+.0f}", va="center", fontsize=9)
     right.set(yticks=range(len(domains)), yticklabels=domains, xlim=(0, 108), xlabel="held-out accuracy, %")
-    right.set_title("open: after the warm-up, filled: after GRPO", fontsize=9, color="dimgrey")
+    right.set_title(
+        f"open: {'after the warm-up' if border else 'before'}, filled: after GRPO", fontsize=9, color="dimgrey"
+    )
     right.invert_yaxis()
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(RESULTS / "quickstart.png", dpi=110)
+    figure.savefig(picture, dpi=110)
 
 
 def table(runs: dict[int, dict[str, Any]]) -> str:
@@ -125,7 +128,12 @@ def table(runs: dict[int, dict[str, Any]]) -> str:
     first = next(iter(runs.values()))["rows"]
     border, names = warm_up_end(first), list(accuracies(first))
     last = max(accuracies(first)["macro"])
-    header = ["domain", "after SFT", "after GRPO", *(f"change, seed {seed} [95 %, paired]" for seed in runs)]
+    header = [
+        "domain",
+        "after SFT" if border else "before",
+        "after GRPO",
+        *(f"change, seed {seed} [95 %, paired]" for seed in runs),
+    ]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for name in names:
         before, after = (
@@ -138,14 +146,17 @@ def table(runs: dict[int, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def page(runs: dict[int, dict[str, Any]]) -> str:
+def page(runs: dict[int, dict[str, Any]], config: str, results: Path) -> str:
     """The results folder's README: command, machine, versions, cost and the table."""
-    manifest = json.loads((RESULTS / f"manifest-seed{min(runs)}.json").read_text())
+    manifest = json.loads((results / f"manifest-seed{min(runs)}.json").read_text())
     seconds = ", ".join(f"{found['cost']['seconds']:.0f}" for found in runs.values())
     versions = ", ".join(f"{name} {manifest['versions'][name]}" for name in ("python", "jax", "flax", "numpy"))
-    return f"""# The quickstart, {len(runs)} seeds
+    name = Path(config).stem
+    changed = "" if name == "quickstart" else f"--config {config} --results docs/results/{results.name} "
+    return f"""# {name}, {_seeds(runs)}
 
-`python -m benchmarks.quickstart --seeds {" ".join(map(str, runs))}` runs `{CONFIG}` once per seed, one after another.
+`python -m benchmarks.quickstart {changed}--seeds {" ".join(map(str, runs))}` runs `{config}` once per seed, one after
+another.
 
 - Machine: {manifest["processor"]}, {manifest["cpu_count"]} cores. Versions: {versions}. Each manifest has the rest.
 - Wall time of each run, from the command to the report: {seconds} s; the first compiles everything.
@@ -155,8 +166,12 @@ Held-out accuracy in percent, greedy, on the same prompts before and after. The 
 
 {table(runs)}
 
-![curves](quickstart.png)
+![curves]({results.name}.png)
 """
+
+
+def _seeds(runs: dict[int, dict[str, Any]]) -> str:
+    return f"{len(runs)} seeds" if len(runs) > 1 else f"seed {min(runs)}"
 
 
 def peak_mib(runs: dict[int, dict[str, Any]]) -> float:
@@ -168,17 +183,21 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.quickstart", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workdir", default="runs/seeds", help="a folder for the runs; finished ones are not repeated")
+    parser.add_argument("--config", default="configs/quickstart.py")
+    parser.add_argument("--results", default="docs/results/quickstart", help="the folder to write")
     arguments = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    results = ROOT / arguments.results
+    results.mkdir(parents=True, exist_ok=True)
     runs = {}
     for seed in arguments.seeds:
         workdir = Path(arguments.workdir).resolve() / f"seed{seed}"
         if not (workdir / "cost.json").exists():
-            run(seed, workdir)
-        runs[seed] = collect(seed, workdir)
-    draw(runs)
-    (RESULTS / "README.md").write_text(page(runs))
-    print(page(runs))
+            run(arguments.config, seed, workdir)
+        runs[seed] = collect(seed, workdir, results)
+    draw(runs, results / f"{results.name}.png")
+    text = page(runs, arguments.config, results)
+    (results / "README.md").write_text(text)
+    print(text)
     changes = [accuracies(found["rows"], "accuracy_change")["macro"] for found in runs.values()]
     figures = {
         "macro_change_mean": float(np.mean([row["value"] for steps in changes for row in steps.values()])),
@@ -186,7 +205,7 @@ def main() -> None:
         "seconds_max": max(found["cost"]["seconds"] for found in runs.values()),
         "peak_mib": peak_mib(runs),
     }
-    publish("quickstart", machine(), figures)
+    publish(Path(arguments.config).stem, machine(), figures)
 
 
 if __name__ == "__main__":
