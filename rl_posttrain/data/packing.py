@@ -178,6 +178,11 @@ def bucket(rows: int, multiple: int) -> int:
     return size
 
 
+def positions(tree: Tree) -> int:
+    """Positions that the tree takes up in one row: the prompt once, less its last token, which each sample repeats."""
+    return len(tree.prompt) - 1 + sum(len(sample.tokens) + 1 for sample in tree.samples)
+
+
 def untrained_samples(trees: Sequence[Tree]) -> int:
     """How many samples train nothing (no token, or every weight 0): a number for the log, never a silence."""
     return sum(not np.any(sample.weights) for tree in trees for sample in tree.samples)
@@ -193,10 +198,10 @@ def _blocks(index: int, tree: Tree, row_length: int) -> list[_Block]:
             f"{prefix + max(sizes)} positions, and {row_length=}: use longer rows, or shorter prompts or "
             "completions"
         )
-    if tree.whole and prefix + sum(sizes) > row_length:
+    if tree.whole and positions(tree) > row_length:
         raise ValueError(
             f"tree {index}: a prompt of {len(tree.prompt)} tokens and completions of {[n - 1 for n in sizes]} need "
-            f"{prefix + sum(sizes)} positions in one row, and {row_length=}: use longer rows, or leave it out"
+            f"{positions(tree)} positions in one row, and {row_length=}: use longer rows, or leave it out"
         )
     parts: dict[int, list[int]] = {}
     for sample, (part, _) in enumerate(_first_fit_decreasing(sizes, row_length - prefix)):
