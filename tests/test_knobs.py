@@ -69,6 +69,14 @@ SHARDED = {"mesh.data": 1, "mesh.fsdp": -1}
 ADAPTED = {"lora.rank": 2}
 MIXED = {"model.num_experts": 4, "model.experts_per_token": 2}
 WINDOWED = {"model.window": 4}
+PAIRS = Path(__file__).parent / "golden" / "preference"
+PREFERRED = {
+    "preference.steps": 2,
+    "preference.batch_size": 4,
+    "preference.row_length": 64,
+    "preference.path": str(PAIRS / "train.jsonl"),
+    "preference.heldout": str(PAIRS / "heldout.jsonl"),
+}
 PENALISED = {"algorithm.kl_coefficient": 0.1}
 CORRECTED = {
     "algorithm.proximal": "step_start",
@@ -185,6 +193,7 @@ KNOBS = {
         for section, other, program in (
             ("update", "sft.update", "grpo_update"),
             ("sft.update", "update", "sft_update"),
+            ("preference.update", "preference.update", "preference_update"),  # no other stage's has to agree: no steps
         )
         for name, knob in {
             "optimizer": Knob("muon", program, also={f"{other}.optimizer": "muon"}),
@@ -205,6 +214,14 @@ KNOBS = {
     "sft.batch_size": Knob(5, "run"),
     "sft.examples": Knob(3, "run"),
     "sft.row_length": Knob(96, "run"),
+    "preference.steps": Knob(1, "run", given=PREFERRED),
+    "preference.batch_size": Knob(3, "run", given=PREFERRED),
+    "preference.row_length": Knob(96, "run", given=PREFERRED),
+    "preference.path": Knob(str(PAIRS / "other.jsonl"), "run", given=PREFERRED),
+    "preference.heldout": Knob(str(PAIRS / "heldout_other.jsonl"), "run", given=PREFERRED),
+    "preference.kind": Knob("ipo", "preference_update"),
+    "preference.beta": Knob(0.2, "preference_update"),
+    "preference.label_smoothing": Knob(0.1, "preference_update"),
     "grpo.steps": Knob(2, "run"),
     "grpo.epochs": Knob(2, "run"),
     "grpo.mini_batches": Knob(2, "run"),
@@ -423,6 +440,7 @@ def without_arithmetic(log: list[Any], mesh: jax.sharding.Mesh) -> dict[str, Any
         "abstract": jax.tree.map(abstract, fresh({"w": jnp.float32(0)})),
         "init_train_state": fresh,
         "sft_update": noting("sft"),
+        "preference_update": noting("preference"),
         "grpo_update": noting("grpo"),
         "score": lambda params, rows: (rows.reference_logprobs - 1 - params["w"], rows.advantages),
         "place": lambda rows: rows,
@@ -439,6 +457,7 @@ def described(arrays: Any, named: dict[str, Any]) -> Any:
 
 OBSERVATIONS = {
     "sft_update": lowered("sft_update"),
+    "preference_update": lowered("preference_update"),
     "grpo_update": lowered("grpo_update"),
     "whole_update": lowered("grpo_update", with_model=True),
     "score": lowered("score", with_model=True),

@@ -245,7 +245,7 @@ def update(
     model_cfg: ModelConfig,
     loss: Loss,
     optimizer: optax.GradientTransformation,
-    outputs: Outputs = score,
+    outputs: Outputs | None = None,
     micro_batches: int = 1,
     declared: Any = None,
     assemble: Assemble = lambda trained, step: trained,
@@ -261,7 +261,7 @@ def update(
       loss: `(*outputs, batch, token_count=...) -> (scalar, metrics)`, all of it additive over rows;
         metrics named `*_max` (>= 0) combine by maximum instead.
       optimizer: of `make_optimizer`, or any other.
-      outputs: computes what the loss is of from the model's parameters and a part of the batch.
+      outputs: computes what the loss is of from the model's parameters and a part of the batch; `score` if left out.
       declared: the table of `state.params`, where that is not the whole model.
       assemble: makes the model's parameters of `state.params`, which alone are trained.
 
@@ -274,7 +274,7 @@ def update(
     tokens = jnp.sum(batch.loss_weight > 0).astype(jnp.float32)
 
     def objective(trained: Params, part: Batch) -> tuple[Array, Metrics]:
-        computed = outputs(assemble(trained, state.step), part, model_cfg=model_cfg)
+        computed = (outputs or score)(assemble(trained, state.step), part, model_cfg=model_cfg)
         return loss(*computed, part, token_count=jnp.maximum(tokens, 1.0))
 
     declared = transformer.declare(model_cfg) if declared is None else declared

@@ -33,6 +33,21 @@ def read_pairs(path: str) -> list[PreferencePair]:
     return [_pair(row, place) for place, row in _rows(path, "preference pairs")]
 
 
+def read_split(train: str, heldout: str) -> tuple[list[PreferencePair], list[PreferencePair]]:
+    """The pairs of two files, to train on and held out.
+
+    Raises:
+      ValueError: as of `read_pairs`, or a prompt is in both.
+    """
+    key = lambda pair: json.dumps(pair.prompt, sort_keys=True)
+    split = read_pairs(train), read_pairs(heldout)
+    known = {key(pair): pair.source for pair in split[0]}
+    for pair in split[1]:
+        if key(pair) in known:
+            raise ValueError(f"{pair.source}: the prompt is in {known[key(pair)]} too: take it out of one file")
+    return split
+
+
 def read_chats(path: str) -> list[tuple[Message, ...]]:
     """The conversations of a file, in its order: objects with "messages"; more is ignored.
 
