@@ -77,6 +77,7 @@ PREFERRED = {
     "preference.path": str(PAIRS / "train.jsonl"),
     "preference.heldout": str(PAIRS / "heldout.jsonl"),
 }
+OPTIMIZERS = ("update.optimizer", "sft.update.optimizer", "preference.update.optimizer")  # must agree
 PENALISED = {"algorithm.kl_coefficient": 0.1}
 CORRECTED = {
     "algorithm.proximal": "step_start",
@@ -190,13 +191,13 @@ KNOBS = {
     "algorithm.reference_mixture": Knob(0.5, "run", given={**PENALISED, "algorithm.reference_every": 1}),
     **{
         f"{section}.{name}": knob
-        for section, other, program in (
-            ("update", "sft.update", "grpo_update"),
-            ("sft.update", "update", "sft_update"),
-            ("preference.update", "preference.update", "preference_update"),  # no other stage's has to agree: no steps
+        for section, program in (
+            ("update", "grpo_update"),
+            ("sft.update", "sft_update"),
+            ("preference.update", "preference_update"),
         )
         for name, knob in {
-            "optimizer": Knob("muon", program, also={f"{other}.optimizer": "muon"}),
+            "optimizer": Knob("muon", program, also=dict.fromkeys(OPTIMIZERS, "muon")),
             "learning_rate": Knob(3e-4, program),
             "rates": Knob({"layers/query": 0.5}, program),
             "warmup_steps": Knob(2, program),

@@ -47,7 +47,7 @@ def values(tmp_path_factory):
         row_length=24,
         path=written(folder / "train.jsonl", pairs[:8]),
         heldout=written(folder / "heldout.jsonl", pairs[8:]),
-        update=dict(learning_rate=2e-2),
+        update=dict(learning_rate=1e-2),
     )
     return {**VALUES, "preference": section}
 
@@ -70,7 +70,8 @@ def stage(values):
     tokenizer = make_tokenizer(config.tokenizer)
     built = SimpleNamespace(config=config, tokenizer=tokenizer, pairs=services.load_pairs(config, tokenizer), **made)
     # Adapters as the warm-up leaves them: neither matrix is 0, so that dropout would change the policy.
-    params = jax.tree.map(lambda x: x + 0.05, built.init_params())
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), built.init_params())
     state = RunState(
         step=1,
         train=built.init_train_state(params),
@@ -102,9 +103,9 @@ def test_o05_the_stage_begins_at_log_2_though_adapters_have_dropout(values, on_m
 def test_the_policy_learns_to_prefer_and_the_reference_stays(values, on_mesh):
     built, state = stage(values)
     before = jax.tree.map(jnp.copy, state.reference)
-    for _ in range(30):
+    for _ in range(40):
         metrics = loop.preference_step(built, state)
-    assert (metrics["preference/accuracy"], metrics["loss/total"]) == (1, 2)
+    assert metrics["preference/accuracy"] > 0.9 and metrics["loss/total"] < 0.5
     assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), before, state.reference)))
     margins = loop.heldout_margins(built, state)
     # Each margin again, from one pair by itself.
