@@ -100,7 +100,7 @@ def warm_up(built: Services, state: loop.RunState) -> Figures:
     for _ in range(built.config.sft.steps):
         measured.append(loop.sft_step(built, state))
         state.step += 1
-    loop.begin_grpo(built, state)
+    loop.begin_stage(built, state)
     names = {"time/step_s": "sft_step_s", "tokens/per_s": "sft_trained_tokens_per_s"}
     steady = measured[1:]
     return {ours: statistics.median(step[name] for step in steady) for name, ours in names.items() if steady}

@@ -56,6 +56,16 @@ def dry_run(config: Any, workdir: str) -> int:
             )
             show(f"sft: {len(tasks)} worked examples", batch, built.tokenizer)
             show_memory(built.sft_update, state.train, built.place(batch))
+        if config.preference.steps:
+            section = config.preference
+            pairs = [built.pairs[0][i] for i in next(state.pairs)]
+            batch, _ = pack(
+                trees.from_pairs(pairs, built.tokenizer, section.row_length),
+                section.row_length,
+                built.rows_multiple(section.update),
+            )
+            show(f"preference: {len(pairs)} pairs", batch, built.tokenizer)
+            show_memory(built.preference_update, state.train, built.place(batch))
         if config.grpo.steps:
             collected = loop.collect(built, state)
             batch = loop.grpo_batches(built, collected)[0]

@@ -120,6 +120,12 @@ def rows(outcomes: Mapping[str, Outcomes], stage: str, step: int) -> list[Row]:
     return result
 
 
+def pair_row(margins: np.ndarray, step: int) -> Row:
+    """The share of held-out preference pairs whose margin is above 0, with its interval; 0 is right half the time."""
+    right, count = float(np.sum(0.5 * (1.0 + np.sign(margins)))), len(margins)
+    return _row("preference", step, "preference", "pair_accuracy", right / count, *wilson(right, count), count)
+
+
 def _domain_rows(name: str, passed: np.ndarray, stage: str, step: int) -> list[Row]:
     judged = np.isfinite(passed)
     counts, right = judged.sum(1), np.nansum(passed, 1)

@@ -17,7 +17,7 @@ from rl_posttrain import evaluation
 from rl_posttrain.batch import TrainState
 from rl_posttrain.config import ConfigError
 from rl_posttrain.data.pipeline import make_iterator
-from rl_posttrain.loop import Collected, Metrics, RunState
+from rl_posttrain.loop import Collected, Metrics, RunState, heldout_margins
 from rl_posttrain.observability import alerts
 from rl_posttrain.observability.metrics import MetricsWriter
 from rl_posttrain.observability.progress import Progress, print_table
@@ -76,9 +76,10 @@ def start(services: Services) -> RunState:
     return RunState(
         step=0,
         train=services.init_train_state(params),
-        reference=jax.tree.map(jnp.copy, params) if config.algorithm.kl_coefficient > 0 else None,
+        reference=jax.tree.map(jnp.copy, params) if config.keeps_reference else None,
         counters={name: config.sft.examples if config.sft.steps else 0 for name in config.tasks},
         examples=examples_iterator(config),
+        pairs=pairs_iterator(services),
         evaluations=[],
         kl_coefficient=config.algorithm.kl_coefficient,
     )
@@ -102,6 +103,15 @@ def examples_iterator(config: Config) -> Any:
     return make_iterator(source, weights, batch_size=config.sft.batch_size, seed=config.seed)
 
 
+def pairs_iterator(services: Services) -> Any:
+    """Places of the preference pairs to train on, resumable; None without that stage."""
+    config = services.config
+    if not config.preference.steps:
+        return None
+    places = list(range(len(services.pairs[0])))
+    return make_iterator(places, batch_size=config.preference.batch_size, seed=config.seed)
+
+
 def save(services: Services, state: RunState, score: float | None) -> None:
     """Flushes the trajectories and starts to write a checkpoint of the whole state."""
     services.trajectories.flush(state.step)
@@ -113,6 +123,7 @@ def save(services: Services, state: RunState, score: float | None) -> None:
     cursor = {
         "counters": state.counters,
         "examples": state.examples.get_state() if state.examples is not None else None,
+        "pairs": state.pairs.get_state() if state.pairs is not None else None,
         "evaluations": state.evaluations,
         "kl_coefficient": state.kl_coefficient,
     }
@@ -126,7 +137,7 @@ def resume(services: Services) -> RunState | None:
       ConfigError: the config ends the run before that checkpoint's step.
     """
     abstract = services.abstract
-    with_reference = services.config.algorithm.kl_coefficient > 0
+    with_reference = services.config.keeps_reference
     restored = services.checkpoints.restore(
         abstract.params,
         {
@@ -141,17 +152,21 @@ def resume(services: Services) -> RunState | None:
     if step > services.config.total_steps:
         raise ConfigError(
             f"{services.workdir} is at step {step} already, and grpo.steps={services.config.grpo.steps} would end it "
-            f"after {services.config.total_steps}: use at least {step - services.config.sft.steps}, or another workdir"
+            f"after {services.config.total_steps}: use at least {step - services.config.grpo_start}, or another workdir"
         )
     examples = examples_iterator(services.config)
     if examples is not None:
         examples.set_state(cursor["examples"])
+    pairs = pairs_iterator(services)
+    if pairs is not None:
+        pairs.set_state(cursor["pairs"])
     return RunState(
         step=step,
         train=TrainState(step=arrays["train_step"], params=params, opt_state=arrays["opt_state"]),
         reference=arrays["reference"] if with_reference else None,
         counters=cursor["counters"],
         examples=examples,
+        pairs=pairs,
         evaluations=[row for row in cursor["evaluations"] if row["metric"] != "accuracy_change"],
         # A checkpoint of an older version has none: there the coefficient never moved.
         kl_coefficient=cursor.get("kl_coefficient", services.config.algorithm.kl_coefficient),
@@ -180,6 +195,8 @@ def evaluate(services: Services, state: RunState, stage: str) -> list[evaluation
         policy_version=int(state.train.step),
     )
     rows = evaluation.rows(outcomes, stage, state.step)
+    if stage == "preference":
+        rows.append(evaluation.pair_row(heldout_margins(services, state), state.step))
     state.evaluations += rows
     write_evaluations(services, state)
     return rows
@@ -193,7 +210,7 @@ def write_evaluations(services: Services, state: RunState) -> None:
 
 def evaluation_due(config: Config, step: int) -> bool:
     """At the end of each stage, and every so often."""
-    return step in (config.sft.steps, config.total_steps) or step % config.evaluation.every == 0
+    return step in (config.sft.steps, config.grpo_start, config.total_steps) or step % config.evaluation.every == 0
 
 
 def finish(services: Services, state: RunState) -> None:
@@ -203,7 +220,7 @@ def finish(services: Services, state: RunState) -> None:
     if not at(config.total_steps):  # a run that was shortened to the step where it stood
         evaluate(services, state, "grpo")
     if config.grpo.steps:
-        state.evaluations += evaluation.changes(at(config.sft.steps), at(config.total_steps))
+        state.evaluations += evaluation.changes(at(config.grpo_start), at(config.total_steps))
         write_evaluations(services, state)
 
 
@@ -297,9 +314,11 @@ def _pictures(collected: Collected | None) -> tuple[dict[str, list[float]], dict
 
 
 def print_summary(config: Config, evaluations: list[evaluation.Row]) -> None:
-    """Held-out accuracy per domain: before training, after the warm-up and after GRPO, with the paired change."""
+    """Held-out accuracy per domain: before training, after each stage, with the paired change since GRPO began."""
     at = lambda step, metric: {r["domain"]: r for r in evaluations if r["step"] == step and r["metric"] == metric}
-    start, warm = at(0, "accuracy"), at(config.sft.steps, "accuracy")
+    ends = {"start": 0, "after SFT": config.sft.steps}
+    ends |= {"after pairs": config.grpo_start} if config.preference.steps else {}
+    before = [at(step, "accuracy") for step in ends.values()]
     final, change = at(config.total_steps, "accuracy"), at(config.total_steps, "accuracy_change")
     percent = lambda row: f"{100 * row['value']:.1f}"
     rows = []
@@ -307,6 +326,6 @@ def print_summary(config: Config, evaluations: list[evaluation.Row]) -> None:
         interval = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
         moved = change.get(name)
         text = f"{100 * moved['value']:+.1f} [{100 * moved['low']:+.1f}, {100 * moved['high']:+.1f}]" if moved else ""
-        rows.append([name, percent(start[name]), percent(warm[name]), percent(row), interval, text, str(row["n"])])
-    columns = ["domain", "start", "after SFT", "after GRPO", "95% interval", "change, paired", "items"]
+        rows.append([name, *(percent(then[name]) for then in before), percent(row), interval, text, str(row["n"])])
+    columns = ["domain", *ends, "after GRPO", "95% interval", "change, paired", "items"]
     print_table("Held-out accuracy, percent", columns, rows)

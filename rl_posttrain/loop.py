@@ -2,7 +2,8 @@
 
     tasks -> rollout -> sandbox -> rewards -> algorithms -> observability
 
-`train` first warms up on worked examples (`sft_step`), then reinforces (`grpo_step`). Whatever a later step needs from
+`train` first warms up on worked examples (`sft_step`) and preference pairs (`preference_step`), as far as the config
+asks for it, then reinforces (`grpo_step`). Whatever a later step needs from
 an earlier one is in `RunState`, so a run that was killed and resumed equals the unbroken one.
 """
 
@@ -41,11 +42,12 @@ SAMPLING = 1  # folded into the run's key, then the step
 class RunState:
     """Everything that a run needs to continue."""
 
-    step: int  # loop steps done, over both stages
+    step: int  # loop steps done, over all stages
     train: TrainState
-    reference: Params | None  # the policy at the start of GRPO; None where no KL term asks for it
+    reference: Params | None  # the policy at the start of the stage; None where nothing is measured against it
     counters: dict[str, int]  # next unused training index of each domain
     examples: Any  # the supervised examples' iterator (grain), None without a warm-up
+    pairs: Any  # that of the preference pairs, None without that stage
     evaluations: list[dict[str, Any]]  # the rows of evaluation.json so far
     kl_coefficient: float  # of the KL penalty of the reward, which a target adapts
 
@@ -142,7 +144,7 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
 
 def move_reference(services: Services, state: RunState) -> None:
     """Every so many steps of this stage, moves the reference towards the policy, or makes it the policy."""
-    algorithm, done = services.config.algorithm, state.step + 1 - services.config.sft.steps
+    algorithm, done = services.config.algorithm, state.step + 1 - services.config.grpo_start
     if algorithm.reference_every is not None and done % algorithm.reference_every == 0:
         share = algorithm.reference_mixture
         mix = lambda old, new: old + share * (new - old) if share < 1 else jnp.copy(new)
@@ -193,6 +195,33 @@ def sft_step(services: Services, state: RunState) -> Metrics:
     }
 
 
+def preference_step(services: Services, state: RunState) -> Metrics:
+    """One optimizer step on preference pairs."""
+    section, clock = services.config.preference, Clock()
+    pairs = trees.from_pairs([services.pairs[0][i] for i in next(state.pairs)], services.tokenizer, section.row_length)
+    batch = services.place(pack(pairs, section.row_length, services.rows_multiple(section.update))[0])
+    clock.lap("data")
+    batch = replace(batch, reference_logprobs=services.score(state.reference, batch)[0])
+    state.train, measured = services.preference_update(state.train, batch)
+    metrics = {name: float(value) for name, value in jax.device_get(measured).items()}
+    clock.lap("update")
+    return {**metrics, **timing(clock.seconds, sum(len(s.tokens) for tree in pairs for s in tree.samples))}
+
+
+def heldout_margins(services: Services, state: RunState) -> np.ndarray:
+    """How far the chosen of each held-out pair is ahead in log ratio to the reference, nats: float64 [pairs]."""
+    section, margins = services.config.preference, []
+    for start in range(0, len(services.pairs[1]), section.batch_size):
+        part = services.pairs[1][start : start + section.batch_size]
+        pairs = trees.from_pairs(part, services.tokenizer, section.row_length)
+        batch, placements = pack(pairs, section.row_length, services.rows_multiple(section.update))
+        placed = services.place(batch)
+        policy, reference = (services.score(params, placed)[0] for params in (state.train.params, state.reference))
+        ratios = unpack(np.asarray(policy, np.float64) - np.asarray(reference, np.float64), placements)
+        margins += [chosen.sum() - rejected.sum() for chosen, rejected in ratios]
+    return np.array(margins)
+
+
 def draw_tasks(services: Services, state: RunState) -> list[Task]:
     """This step's prompts: a function of (seed, step) and the domains' counters, which move on."""
     config = services.config
@@ -232,8 +261,8 @@ class Clock:
         self._last = now
 
 
-def begin_grpo(services: Services, state: RunState) -> None:
-    """After the warm-up: a fresh optimizer, and the policy of this moment as the frozen reference."""
+def begin_stage(services: Services, state: RunState) -> None:
+    """After the stage before: a fresh optimizer, and the policy of this moment as the frozen reference."""
     params = state.train.params
     if state.reference is not None:
         state.reference = jax.tree.map(jnp.copy, params)
@@ -249,9 +278,12 @@ def train(
         if state.step < config.sft.steps:
             stage, metrics, collected = "sft", sft_step(services, state), None
         else:
-            if state.step == config.sft.steps:
-                begin_grpo(services, state)
-            stage, (metrics, collected) = "grpo", grpo_step(services, state)
+            if state.step in (config.sft.steps, config.grpo_start):
+                begin_stage(services, state)
+            if state.step < config.grpo_start:
+                stage, metrics, collected = "preference", preference_step(services, state), None
+            else:
+                stage, (metrics, collected) = "grpo", grpo_step(services, state)
         state.step += 1
         if not after(state, stage, metrics, collected):
             return

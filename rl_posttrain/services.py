@@ -11,11 +11,13 @@ from typing import Any
 import jax
 
 from rl_posttrain import config as config_lib
-from rl_posttrain.algorithms import grpo, sft
+from rl_posttrain.algorithms import grpo, preference, sft
 from rl_posttrain.algorithms.grpo import AlgorithmConfig
 from rl_posttrain.algorithms.update import UpdateConfig, init_state, make_optimizer, score, state_shardings, update
 from rl_posttrain.batch import Batch, Params, TrainState
 from rl_posttrain.config import ConfigError
+from rl_posttrain.data import trees
+from rl_posttrain.data.jsonl import PreferencePair, read_split
 from rl_posttrain.data.tokenizer import Tokenizer, TokenizerConfig, make_tokenizer
 from rl_posttrain.evaluation import EvaluationConfig
 from rl_posttrain.model import convert, peft, quantise, transformer
@@ -29,6 +31,7 @@ from rl_posttrain.sandbox import selftest
 from rl_posttrain.sandbox.pool import Pool, PoolConfig
 from rl_posttrain.sharding import mesh as mesh_lib
 from rl_posttrain.sharding.mesh import MeshConfig
+from rl_posttrain.stages import GrpoConfig, PreferenceConfig, SftConfig
 from rl_posttrain.storage import filesystem
 from rl_posttrain.storage.checkpoints import CheckpointConfig, Checkpoints
 from rl_posttrain.storage.trajectories import TrajectoryWriter
@@ -51,44 +54,6 @@ class TaskConfig:
 
 
 @dataclass(frozen=True)
-class SftConfig:
-    """Supervised warm-up on worked examples, before GRPO (config section `sft`)."""
-
-    steps: int = 0
-    batch_size: int = 64  # examples per optimizer step
-    examples: int = 4096  # per domain; an epoch is all of them once
-    row_length: int = 256
-    update: UpdateConfig = field(default_factory=UpdateConfig)
-
-    def __post_init__(self):
-        if self.steps < 0:
-            raise ValueError(f"steps={self.steps} must be at least 0")
-        for name in ("batch_size", "examples", "row_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-
-
-@dataclass(frozen=True)
-class GrpoConfig:
-    """The reinforcement-learning stage (config section `grpo`)."""
-
-    steps: int = 100  # rollouts; each is followed by epochs * mini_batches optimizer steps
-    epochs: int = 1  # passes over a rollout
-    mini_batches: int = 1  # optimizer steps per pass, split by group
-    row_length: int = 256
-    mismatch_alarm: float = 1e-3  # largest |log ratio| of trainer and sampler at an unchanged policy
-
-    def __post_init__(self):
-        if self.steps < 0:
-            raise ValueError(f"steps={self.steps} must be at least 0")
-        for name in ("epochs", "mini_batches", "row_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not self.mismatch_alarm > 0:
-            raise ValueError(f"mismatch_alarm={self.mismatch_alarm} must be above 0")
-
-
-@dataclass(frozen=True)
 class Config:
     """A whole run. Each field is a section of the config file."""
 
@@ -107,6 +72,7 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -126,6 +92,7 @@ class Config:
             )
         for name, section, steps in (
             ("sft.update", self.sft.update, self.sft.steps),
+            ("preference.update", self.preference.update, self.preference.steps),
             ("update", self.update, self.updates),
         ):
             if 0 < steps < section.warmup_steps:
@@ -133,11 +100,12 @@ class Config:
                     f"{name}.warmup_steps={section.warmup_steps} exceeds the stage's {steps} optimizer steps"
                 )
         self.algorithm.check_domains(self.tasks)
-        if self.sft.steps and self.sft.update.optimizer != self.update.optimizer:
-            raise ValueError(
-                f"sft.update.optimizer={self.sft.update.optimizer!r} and update.optimizer={self.update.optimizer!r}: a "
-                "run's checkpoints hold moments of one kind; use one, or warm up in a run apart and start by init_from"
-            )
+        for name, stage in (("sft", self.sft), ("preference", self.preference)):
+            if stage.steps and stage.update.optimizer != self.update.optimizer:
+                raise ValueError(
+                    f"{name}.update.optimizer={stage.update.optimizer!r} and update.optimizer={self.update.optimizer!r}"
+                    ": a run's checkpoints hold moments of one kind; use one, or a run apart and init_from"
+                )
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must be at least 0")
         if self.init_from is not None and self.lora.adapter is not None:
@@ -153,8 +121,18 @@ class Config:
 
     @property
     def total_steps(self) -> int:
-        """Loop steps of both stages."""
-        return self.sft.steps + self.grpo.steps
+        """Loop steps of all stages."""
+        return self.grpo_start + self.grpo.steps
+
+    @property
+    def grpo_start(self) -> int:
+        """Loop steps before GRPO."""
+        return self.sft.steps + self.preference.steps
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether some stage measures the policy against an older one, which is then part of the state."""
+        return self.preference.steps > 0 or self.algorithm.kl_coefficient > 0
 
     @property
     def updates(self) -> int:
@@ -213,11 +191,13 @@ class Services:
     workdir: str
     tokenizer: Tokenizer
     domains: dict[str, Domain]
+    pairs: tuple[list[PreferencePair], list[PreferencePair]]  # to train on, and held out; empty without that stage
     init_params: Callable[[], Params]  # what is trained: seeded or pretrained, sharded
     policy: Callable[[Params], Params]  # the model's parameters, of what is trained; adapters merged
     abstract: TrainState  # shapes, dtypes and shardings of the train state, for restoring
     init_train_state: Callable[[Params], TrainState]  # fresh optimizer
     sft_update: Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+    preference_update: Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
     grpo_update: Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
     score: Callable[[Params, Batch], tuple[jax.Array, jax.Array]]  # of what is trained
     place: Callable[[Batch], Batch]  # host rows onto the mesh
@@ -245,6 +225,18 @@ def load_domains(config: Config, opened: Tools) -> dict[str, Domain]:
     return {name: registry.load(name, task.options, opened) for name, task in config.tasks.items()}
 
 
+def load_pairs(config: Config, tokenizer: Tokenizer) -> tuple[list[PreferencePair], list[PreferencePair]]:
+    """The pairs of the preference stage, (to train on, held out); each can be trained. None without that stage."""
+    section = config.preference
+    if not section.steps:
+        return [], []
+    with _refusing("config.preference"):
+        split = read_split(section.path or "", section.heldout or "")
+        for pairs in split:
+            trees.from_pairs(pairs, tokenizer, section.row_length)
+    return split
+
+
 @contextlib.contextmanager
 def build(config: Config, workdir: str) -> Iterator[Services]:
     """Opens the services of a run in `workdir`; sandboxes, workers and writers are closed at the end.
@@ -267,6 +259,7 @@ def build(config: Config, workdir: str) -> Iterator[Services]:
             workdir=workdir,
             tokenizer=tokenizer,
             domains=load_domains(config, opened),
+            pairs=load_pairs(config, tokenizer),
             checkpoints=checkpoints,
             trajectories=TrajectoryWriter(filesystem.join(workdir, "trajectories")),
             sandbox=opened.pool,
@@ -350,16 +343,20 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     first = lambda: transformer.init_tree(jax.random.key(0), cfg, part.declared)
     rows = mesh_lib.batch_sharding(mesh)
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    sft_optimizer = make_optimizer(config.sft.update, config.sft.steps or config.sft.update.warmup_steps + 1)
-    grpo_optimizer = make_optimizer(config.update, config.updates or config.update.warmup_steps + 1)
+    sections = {
+        "sft": (config.sft.update, config.sft.steps),
+        "preference": (config.preference.update, config.preference.steps),
+        "grpo": (config.update, config.updates),
+    }
+    optimizers, states = {}, {}
+    for name, (section, steps) in sections.items():
+        optimizers[name] = make_optimizer(section, steps or section.warmup_steps + 1)
+        with _refusing("config.update" if name == "grpo" else f"config.{name}.update"):
+            states[name] = state_shardings(first, optimizers[name], param_shardings, replicated)
 
-    with _refusing("config.sft.update"):
-        sft_state = state_shardings(first, sft_optimizer, param_shardings, replicated)
-    with _refusing("config.update"):
-        grpo_state = state_shardings(first, grpo_optimizer, param_shardings, replicated)
-
-    def jit_update(loss, optimizer, shardings: TrainState, section: UpdateConfig):
+    def jit_update(name: str, loss, drops: bool = True):
         dropout = jax.random.fold_in(jax.random.key(config.seed), DROPOUT)
+        key = lambda count: jax.random.fold_in(dropout, count) if drops else None
 
         def step(base: Params | None, state: TrainState, batch: Batch):
             return update(
@@ -367,28 +364,31 @@ def compiled(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
                 batch,
                 model_cfg=cfg,
                 loss=loss,
-                optimizer=optimizer,
-                micro_batches=section.micro_batches,
+                optimizer=optimizers[name],
+                micro_batches=sections[name][0].micro_batches,
                 declared=part.declared,
-                assemble=lambda trained, count: part.assemble(base, trained, jax.random.fold_in(dropout, count)),
+                assemble=lambda trained, count: part.assemble(base, trained, key(count)),
             )
 
-        jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings, replicated))
+        jitted = jax.jit(step, donate_argnums=1, out_shardings=(states[name], replicated))
         return partial(jitted, part.base)
 
     def score_trained(base: Params | None, trained: Params, batch: Batch):
         return score(part.assemble(base, trained, None), batch, model_cfg=cfg)
 
-    abstract = jax.eval_shape(lambda: init_state(first(), grpo_optimizer))
+    pairs = config.preference
+    preferring = partial(preference.loss, kind=pairs.kind, beta=pairs.beta, label_smoothing=pairs.label_smoothing)
+    abstract = jax.eval_shape(lambda: init_state(first(), optimizers["grpo"]))
     placed = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     return dict(
         init_params=part.init,
         policy=part.policy,
-        abstract=jax.tree.map(placed, abstract, grpo_state),
-        init_train_state=jax.jit(partial(init_state, optimizer=grpo_optimizer), out_shardings=grpo_state),
-        sft_update=jit_update(sft.loss, sft_optimizer, sft_state, config.sft.update),
-        grpo_update=jit_update(partial(grpo.loss, cfg=config.algorithm), grpo_optimizer, grpo_state, config.update),
+        abstract=jax.tree.map(placed, abstract, states["grpo"]),
+        init_train_state=jax.jit(partial(init_state, optimizer=optimizers["grpo"]), out_shardings=states["grpo"]),
+        sft_update=jit_update("sft", sft.loss),
+        preference_update=jit_update("preference", preferring, drops=False),  # see PreferenceConfig
+        grpo_update=jit_update("grpo", partial(grpo.loss, cfg=config.algorithm)),
         score=partial(jax.jit(score_trained, out_shardings=(rows, rows)), part.base),
         place=lambda batch: jax.tree.map(lambda leaf: jax.device_put(leaf, rows), batch),
         rows_multiple=lambda section: shards * section.micro_batches,

@@ -33,7 +33,8 @@ ALLOWED = {
 }
 CORE = {name for name in ALLOWED if "." not in name}
 ALLOWED["evaluation"] = CORE - {"sandbox", "algorithms", "storage"}
-ALLOWED["services"] = CORE | {"evaluation"}
+ALLOWED["stages"] = {"algorithms"}
+ALLOWED["services"] = CORE | {"evaluation", "stages"}
 ALLOWED["loop"] = CORE | {"evaluation", "services"}
 ALLOWED["lifecycle"] = CORE | {"evaluation", "services", "loop"}
 

@@ -69,6 +69,15 @@ SHARDED = {"mesh.data": 1, "mesh.fsdp": -1}
 ADAPTED = {"lora.rank": 2}
 MIXED = {"model.num_experts": 4, "model.experts_per_token": 2}
 WINDOWED = {"model.window": 4}
+PAIRS = Path(__file__).parent / "golden" / "preference"
+PREFERRED = {
+    "preference.steps": 2,
+    "preference.batch_size": 4,
+    "preference.row_length": 64,
+    "preference.path": str(PAIRS / "train.jsonl"),
+    "preference.heldout": str(PAIRS / "heldout.jsonl"),
+}
+OPTIMIZERS = ("update.optimizer", "sft.update.optimizer", "preference.update.optimizer")  # must agree
 PENALISED = {"algorithm.kl_coefficient": 0.1}
 CORRECTED = {
     "algorithm.proximal": "step_start",
@@ -182,12 +191,13 @@ KNOBS = {
     "algorithm.reference_mixture": Knob(0.5, "run", given={**PENALISED, "algorithm.reference_every": 1}),
     **{
         f"{section}.{name}": knob
-        for section, other, program in (
-            ("update", "sft.update", "grpo_update"),
-            ("sft.update", "update", "sft_update"),
+        for section, program in (
+            ("update", "grpo_update"),
+            ("sft.update", "sft_update"),
+            ("preference.update", "preference_update"),
         )
         for name, knob in {
-            "optimizer": Knob("muon", program, also={f"{other}.optimizer": "muon"}),
+            "optimizer": Knob("muon", program, also=dict.fromkeys(OPTIMIZERS, "muon")),
             "learning_rate": Knob(3e-4, program),
             "rates": Knob({"layers/query": 0.5}, program),
             "warmup_steps": Knob(2, program),
@@ -205,6 +215,14 @@ KNOBS = {
     "sft.batch_size": Knob(5, "run"),
     "sft.examples": Knob(3, "run"),
     "sft.row_length": Knob(96, "run"),
+    "preference.steps": Knob(1, "run", given=PREFERRED),
+    "preference.batch_size": Knob(3, "run", given=PREFERRED),
+    "preference.row_length": Knob(96, "run", given=PREFERRED),
+    "preference.path": Knob(str(PAIRS / "other.jsonl"), "run", given=PREFERRED),
+    "preference.heldout": Knob(str(PAIRS / "heldout_other.jsonl"), "run", given=PREFERRED),
+    "preference.kind": Knob("ipo", "preference_update"),
+    "preference.beta": Knob(0.2, "preference_update"),
+    "preference.label_smoothing": Knob(0.1, "preference_update"),
     "grpo.steps": Knob(2, "run"),
     "grpo.epochs": Knob(2, "run"),
     "grpo.mini_batches": Knob(2, "run"),
@@ -423,6 +441,7 @@ def without_arithmetic(log: list[Any], mesh: jax.sharding.Mesh) -> dict[str, Any
         "abstract": jax.tree.map(abstract, fresh({"w": jnp.float32(0)})),
         "init_train_state": fresh,
         "sft_update": noting("sft"),
+        "preference_update": noting("preference"),
         "grpo_update": noting("grpo"),
         "score": lambda params, rows: (rows.reference_logprobs - 1 - params["w"], rows.advantages),
         "place": lambda rows: rows,
@@ -439,6 +458,7 @@ def described(arrays: Any, named: dict[str, Any]) -> Any:
 
 OBSERVATIONS = {
     "sft_update": lowered("sft_update"),
+    "preference_update": lowered("preference_update"),
     "grpo_update": lowered("grpo_update"),
     "whole_update": lowered("grpo_update", with_model=True),
     "score": lowered("score", with_model=True),

@@ -74,7 +74,7 @@ def run(monkeypatch, **algorithm):
     monkeypatch.setattr(loop, "verify", lambda domains, rollouts: verdicts)
     params = {"w": jnp.float32(3)}
     state = RunState(
-        0, TrainState(0, params, ()), {"w": jnp.float32(-1)}, {}, None, [], config.algorithm.kl_coefficient
+        0, TrainState(0, params, ()), {"w": jnp.float32(-1)}, {}, None, None, [], config.algorithm.kl_coefficient
     )
     metrics, collected = loop.grpo_step(made, state)
     return metrics, collected, seen, state

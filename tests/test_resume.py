@@ -263,7 +263,7 @@ def test_killed_at_every_point(files, unbroken, tmp_path):
         Fault("SIGKILL", "rl_posttrain.services.sft_update", "after", 2),  # before any checkpoint
         Fault("SIGKILL", SAVE, "amid", 1),  # the first checkpoint of all
         Fault("SIGKILL", "rl_posttrain.lifecycle.write_evaluations", "after", 2),  # evaluated, not logged
-        Fault("SIGKILL", "rl_posttrain.loop.begin_grpo", "after", 1),
+        Fault("SIGKILL", "rl_posttrain.loop.begin_stage", "after", 1),
         Fault("SIGKILL", GENERATE, "before", 1),
         Fault("SIGKILL", GENERATE, "after", 1),
         Fault("SIGKILL", VERIFY, "after", 1),

@@ -76,6 +76,7 @@ def without_arithmetic(config, mesh):
         "abstract": jax.tree.map(abstract, fresh(params())),
         "init_train_state": fresh,
         "sft_update": counted({}),
+        "preference_update": counted({}),
         "grpo_update": counted({"policy/log_ratio_max": 0.0}),
         "score": None,
         "place": lambda batch: batch,

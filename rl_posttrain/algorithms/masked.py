@@ -25,13 +25,21 @@ def maximum(x: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, ""
     return jnp.max(visible(x, mask), initial=0.0)
 
 
-def segment_mean(x: Float[Array, "B T"], mask: Bool[Array, "B T"], segments: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """At each position that `mask` shows, the mean of `x` over those of its segment, in float32; elsewhere 0.
+def segment_total(
+    x: Float[Array, "B T"], mask: Bool[Array, "B T"], segments: Int[Array, "B T"]
+) -> Float[Array, "B numbers"]:
+    """Sum of `x` where `mask`, by segment of each row, in float32: `[i, n]` is that of the segment numbered n.
 
     A segment is what has the same number in `segments` within a row, contiguous or not; numbers are in [0, 2 T].
     Packed rows keep to that: a row of T positions has at most T samples, each with one prompt.
     """
     numbers = 2 * x.shape[1] + 1
-    reduce = jax.vmap(lambda values, ids: jax.ops.segment_sum(values, ids, numbers))
-    means = reduce(visible(x, mask), segments) / jnp.maximum(reduce(mask.astype(jnp.float32), segments), 1.0)
+    return jax.vmap(lambda values, ids: jax.ops.segment_sum(values, ids, numbers))(visible(x, mask), segments)
+
+
+def segment_mean(x: Float[Array, "B T"], mask: Bool[Array, "B T"], segments: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """At each position that `mask` shows, the mean of `x` over those of its segment (see `segment_total`), in float32;
+    elsewhere 0."""
+    counts = segment_total(mask.astype(jnp.float32), mask, segments)
+    means = segment_total(x, mask, segments) / jnp.maximum(counts, 1.0)
     return visible(jnp.take_along_axis(means, segments, axis=1), mask)

@@ -15,13 +15,15 @@ from jaxtyping import Array, Float
 
 from rl_posttrain.algorithms import optimizers
 from rl_posttrain.batch import Batch, Params, TrainState
-from rl_posttrain.model import transformer
+from rl_posttrain.model import heads, transformer
 from rl_posttrain.model.linear import INPUT_AXES
 from rl_posttrain.model.transformer import ModelConfig
 from rl_posttrain.sharding.mesh import constrain
 
 Metrics = dict[str, Array]
-# loss(logprobs, entropy, batch, token_count=...) -> (scalar, metrics): `sft.loss`, or `grpo.loss` given a cfg
+# outputs(params, batch, model_cfg=...) -> what the loss is of: `score`, or `score_rewards`
+Outputs = Callable[..., tuple[Array, ...]]
+# loss(*outputs, batch, token_count=...) -> (scalar, metrics): `sft.loss`, or `grpo.loss` given a cfg
 Loss = Callable[..., tuple[Array, Metrics]]
 # assemble(trained, step) -> the model's parameters: `lora.attach` beside a frozen base, or the identity
 Assemble = Callable[[Params, Array], Params]
@@ -230,6 +232,12 @@ def score(params: Params, batch: Batch, *, model_cfg: ModelConfig) -> tuple[Floa
     return transformer.token_logprobs(params, model_cfg, hidden, batch.labels, batch.temperature)
 
 
+def score_rewards(params: Params, batch: Batch, *, model_cfg: ModelConfig) -> tuple[Float[Array, "B T"]]:
+    """The reward head's number at each position, float32; for `reward_model.loss`."""
+    hidden = transformer.forward(params, model_cfg, batch.tokens, batch.positions, batch.segments, batch.parents)
+    return (heads.values(params, hidden),)
+
+
 def update(
     state: TrainState,
     batch: Batch,
@@ -237,6 +245,7 @@ def update(
     model_cfg: ModelConfig,
     loss: Loss,
     optimizer: optax.GradientTransformation,
+    outputs: Outputs | None = None,
     micro_batches: int = 1,
     declared: Any = None,
     assemble: Assemble = lambda trained, step: trained,
@@ -249,9 +258,10 @@ def update(
 
     Args:
       batch: rows of the whole step; B must be divisible by `micro_batches`.
-      loss: `(logprobs, entropy, batch, token_count=...) -> (scalar, metrics)`, all of it additive over rows;
+      loss: `(*outputs, batch, token_count=...) -> (scalar, metrics)`, all of it additive over rows;
         metrics named `*_max` (>= 0) combine by maximum instead.
       optimizer: of `make_optimizer`, or any other.
+      outputs: computes what the loss is of from the model's parameters and a part of the batch; `score` if left out.
       declared: the table of `state.params`, where that is not the whole model.
       assemble: makes the model's parameters of `state.params`, which alone are trained.
 
@@ -264,8 +274,8 @@ def update(
     tokens = jnp.sum(batch.loss_weight > 0).astype(jnp.float32)
 
     def objective(trained: Params, part: Batch) -> tuple[Array, Metrics]:
-        logprobs, entropy = score(assemble(trained, state.step), part, model_cfg=model_cfg)
-        return loss(logprobs, entropy, part, token_count=jnp.maximum(tokens, 1.0))
+        computed = (outputs or score)(assemble(trained, state.step), part, model_cfg=model_cfg)
+        return loss(*computed, part, token_count=jnp.maximum(tokens, 1.0))
 
     declared = transformer.declare(model_cfg) if declared is None else declared
     gradients, metrics = _accumulate(state.params, batch, objective, declared, parts=micro_batches)

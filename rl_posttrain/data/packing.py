@@ -10,6 +10,7 @@ A tree is a prompt with the completions that continue it. The prompt is computed
 
 Each completion repeats the last prompt token, so that every label stands beside the position that predicts
 it, and keeps its own last token, whose label is untrained, so that the end has a hidden state for a value.
+Completions of a prompt of one token name a parent too, which no token is in: siblings are known by it.
 """
 
 from __future__ import annotations
@@ -73,12 +74,16 @@ class Sample:
 class Tree:
     """One prompt and the completions that continue it.
 
+    Attributes:
+      whole: its samples share a row, as a loss of pairs needs it; a tree too long for a row is then refused.
+
     Raises:
       ValueError: the prompt is empty (nothing predicts the first token), or there is no sample.
     """
 
     prompt: Sequence[int] | np.ndarray
     samples: tuple[Sample, ...]
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:
@@ -113,8 +118,8 @@ def pack(
     """Packs trees into rows of `row_length` tokens, by first-fit decreasing: dense and deterministic.
 
     A segment never splits. A group stays in one row when it fits one; a larger one is spread over several
-    rows, with the prompt in each. Rows are filled up with empty ones to `rows` if given, otherwise to
-    `rows_multiple` times a power of two, so that few shapes are ever compiled.
+    rows, with the prompt in each, unless it must stay whole. Rows are filled up with empty ones to `rows` if
+    given, otherwise to `rows_multiple` times a power of two, so that few shapes are ever compiled.
 
     Args:
       trees: prompts with their samples.
@@ -126,7 +131,7 @@ def pack(
       The batch, NumPy fields [B, T], and one placement per sample, in order of (tree, sample).
 
     Raises:
-      ValueError: a sample and its prompt exceed a row, or the trees need more than `rows` rows.
+      ValueError: a sample and its prompt, or a whole tree, exceed a row, or the trees need more than `rows` rows.
     """
     if row_length < 1 or rows_multiple < 1:
         raise ValueError(f"{row_length=} and {rows_multiple=} must be at least 1")
@@ -173,6 +178,11 @@ def bucket(rows: int, multiple: int) -> int:
     return size
 
 
+def positions(tree: Tree) -> int:
+    """Positions that the tree takes up in one row: the prompt once, less its last token, which each sample repeats."""
+    return len(tree.prompt) - 1 + sum(len(sample.tokens) + 1 for sample in tree.samples)
+
+
 def untrained_samples(trees: Sequence[Tree]) -> int:
     """How many samples train nothing (no token, or every weight 0): a number for the log, never a silence."""
     return sum(not np.any(sample.weights) for tree in trees for sample in tree.samples)
@@ -187,6 +197,11 @@ def _blocks(index: int, tree: Tree, row_length: int) -> list[_Block]:
             f"tree {index}: a prompt of {len(tree.prompt)} tokens and a completion of {max(sizes) - 1} need "
             f"{prefix + max(sizes)} positions, and {row_length=}: use longer rows, or shorter prompts or "
             "completions"
+        )
+    if tree.whole and positions(tree) > row_length:
+        raise ValueError(
+            f"tree {index}: a prompt of {len(tree.prompt)} tokens and completions of {[n - 1 for n in sizes]} need "
+            f"{positions(tree)} positions in one row, and {row_length=}: use longer rows, or leave it out"
         )
     parts: dict[int, list[int]] = {}
     for sample, (part, _) in enumerate(_first_fit_decreasing(sizes, row_length - prefix)):
@@ -234,7 +249,7 @@ def _write_block(
         fields["labels"][trained] = sample.tokens
         fields["positions"][span] = prefix + np.arange(length + 1)
         fields["segments"][span] = segment + child
-        fields["parents"][span] = segment if prefix else NO_PARENT
+        fields["parents"][span] = segment
         fields["loss_weight"][trained] = sample.weights
         fields["advantages"][trained] = sample.advantage
         if sample.behaviour_logprobs is not None:

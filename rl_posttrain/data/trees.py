@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rl_posttrain.data.chat import EncodedChat
-from rl_posttrain.data.packing import Sample, Tree
+from rl_posttrain.data.huggingface import HuggingFaceTokenizer
+from rl_posttrain.data.jsonl import PreferencePair
+from rl_posttrain.data.packing import Sample, Tree, positions
 from rl_posttrain.data.tokenizer import Tokenizer
 from rl_posttrain.types import Rollout, Task
 
@@ -70,3 +72,41 @@ def from_chats(chats: Sequence[EncodedChat]) -> list[Tree]:
         weights = np.where(chat.assistant[first:], weight, 0.0).astype(np.float32)
         trees.append(Tree(chat.ids[:first], (Sample(chat.ids[first:], weights),)))
     return trees
+
+
+def from_pairs(pairs: Sequence[PreferencePair], tokenizer: Tokenizer, row_length: int) -> list[Tree]:
+    """One whole tree per pair: the prompt, then the chosen completion (advantage +1) and the rejected one (-1), each
+    with its end token. Every token weighs what its pair weighs in the mean over these pairs.
+
+    Raises:
+      ValueError: naming the pair's source: it does not fit a row, or the tokenizer refuses it.
+    """
+    trees = []
+    for pair in pairs:
+        try:
+            tree = _pair_tree(pair, tokenizer, 1.0 / len(pairs))
+        except ValueError as error:
+            raise ValueError(f"{pair.source}: {error}") from error
+        if positions(tree) > row_length:
+            raise ValueError(
+                f"{pair.source}: a prompt of {len(tree.prompt)} tokens and completions of "
+                f"{[len(sample.tokens) for sample in tree.samples]} need {positions(tree)} positions in one row, and "
+                f"{row_length=}: use longer rows, or remove the pair"
+            )
+        trees.append(tree)
+    return trees
+
+
+def _pair_tree(pair: PreferencePair, tokenizer: Tokenizer, weight: float) -> Tree:
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        prompt = tokenizer.prompt(pair.prompt)
+    elif isinstance(pair.prompt, str):
+        prompt = tokenizer.prompt(pair.prompt)
+    else:
+        raise ValueError(
+            f"{len(pair.prompt)} messages need a chat template: give the prompt as text, or use a tokenizer of kind "
+            "'huggingface'"
+        )
+    completions = [(tokenizer.completion(text), sign) for text, sign in ((pair.chosen, 1.0), (pair.rejected, -1.0))]
+    samples = (Sample(ids, np.full(len(ids), weight, np.float32), advantage=sign) for ids, sign in completions)
+    return Tree(prompt, tuple(samples), whole=True)

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tensorboardX import SummaryWriter
@@ -128,6 +128,70 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+class CalibrationBin(NamedTuple):
+    """Predictions in [low, high) and what came of them; the last bin includes 1."""
+
+    low: float
+    high: float
+    count: int
+    predicted: float  # mean probability
+    observed: float  # share of outcomes
+    observed_low: float  # its Wilson interval
+    observed_high: float
+
+
+def calibration_curve(
+    probabilities: Sequence[float] | np.ndarray, outcomes: Sequence[float] | np.ndarray, bins: int = 10
+) -> list[CalibrationBin]:
+    """How often what was predicted with some probability came true, by bins of equal width; empty ones left out.
+
+    Guo et al. 2017, https://arxiv.org/abs/1706.04599.
+
+    Args:
+      outcomes: 1 or 0, or a share between.
+
+    Raises:
+      ValueError: unequal lengths, no predictions, a number outside [0, 1], or `bins` below 1.
+    """
+    predicted, came = np.asarray(probabilities, np.float64), np.asarray(outcomes, np.float64)
+    if predicted.shape != came.shape or predicted.ndim != 1 or predicted.size == 0 or bins < 1:
+        raise ValueError(
+            f"{predicted.shape} probabilities, {came.shape} outcomes and {bins=}: need as many of both, and at least 1"
+        )
+    if not ((predicted >= 0) & (predicted <= 1) & (came >= 0) & (came <= 1)).all():
+        raise ValueError("probabilities and outcomes must be in [0, 1]: of a margin, take the sigmoid")
+    place = np.minimum((predicted * bins).astype(int), bins - 1)
+    curve = []
+    for i in np.unique(place).tolist():
+        inside = place == i
+        count, happened = int(inside.sum()), float(came[inside].sum())
+        observed = happened / count
+        curve.append(
+            CalibrationBin(
+                i / bins, (i + 1) / bins, count, predicted[inside].mean(), observed, *wilson(happened, count)
+            )
+        )
+    return curve
+
+
+def pair_calibration(margins: Sequence[float] | np.ndarray, bins: int = 5) -> list[CalibrationBin]:
+    """The calibration of a reward model on pairs: how often the completion that it scores higher is the chosen one, by
+    the probability, from 0.5 to 1, that Bradley and Terry's model gives it. A tie is right half the time.
+
+    Args:
+      margins: the chosen's score minus the rejected's, of each pair.
+      bins: of equal width, over [0.5, 1].
+    """
+    ahead = np.asarray(margins, np.float64)
+    confidence = 1.0 / (1.0 + np.exp(-np.abs(ahead)))
+    return calibration_curve(confidence, 0.5 * (1.0 + np.sign(ahead)), 2 * bins)  # the lower half stays empty
+
+
+def calibration_error(curve: Sequence[CalibrationBin]) -> float:
+    """The mean distance of predicted and observed over all predictions (expected calibration error; Guo et al.)."""
+    return math.fsum(row.count * abs(row.predicted - row.observed) for row in curve) / sum(row.count for row in curve)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

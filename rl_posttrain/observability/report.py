@@ -142,9 +142,9 @@ def _domain_names(run: Run) -> list[str]:
 
 
 def _endpoints(run: Run, domain: str) -> tuple[Entry | None, Entry | None, Entry | None]:
-    """The domain's accuracy rows (before all training, after SFT, last)."""
+    """The domain's accuracy rows (before all training, before GRPO, last)."""
     rows = _accuracies(run, domain)
-    warm = [row for row in rows if row["stage"] == "sft"]
+    warm = [row for row in rows if row["stage"] in ("sft", "preference")]
     first = rows[0] if rows and rows[0]["stage"] == "baseline" else None
     return first, warm[-1] if warm else None, rows[-1] if rows else None
 
@@ -180,7 +180,9 @@ def _header(run: Run) -> str:
 
 
 def _moment(row: Entry) -> str:
-    return {"baseline": "the start", "sft": "the end of SFT"}.get(row["stage"], f"step {row['step']}")
+    return {"baseline": "the start", "sft": "the end of SFT", "preference": "the end of the pairs"}.get(
+        row["stage"], f"step {row['step']}"
+    )
 
 
 def _accuracy(run: Run) -> str:

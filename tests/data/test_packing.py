@@ -58,11 +58,21 @@ def test_a_group_is_laid_out_as_one_prompt_and_its_children():
         np.testing.assert_allclose(field, [row], rtol=1e-7, err_msg=name)
 
 
+def test_a_whole_tree_shares_a_row_or_is_refused():
+    samples = (sample(5, 6, 1), sample(7, 1))  # with the prompt before its last token: 2 + 4 + 3
+    batch, placements = pack([Tree((3, 4, 9), samples, whole=True)], 9)
+    assert [p.row for p in placements] == [0, 0] and batch.tokens.shape == (1, 9)
+    with pytest.raises(ValueError, match=r"completions of \[3, 2\] need 9 positions in one row, and row_length=8: use"):
+        pack([Tree((3, 4, 9), samples, whole=True)], 8)
+    assert {p.row for p in pack([Tree((3, 4, 9), samples)], 8)[1]} == {0, 1}  # which others may
+
+
 def test_a_prompt_of_one_token_needs_no_prompt_segment():
     batch, _ = pack([Tree((9,), (sample(8, 1), sample(7)))], 8)
     np.testing.assert_array_equal(batch.tokens, [[9, 8, 1, 9, 7, 0, 0, 0]])
     np.testing.assert_array_equal(batch.positions, [[0, 1, 2, 0, 1, 0, 0, 0]])
-    assert set(batch.parents.ravel()) == {-1}
+    np.testing.assert_array_equal(batch.parents, [[1, 1, 1, 1, 1, -1, -1, -1]])  # siblings, of a parent without tokens
+    assert 1 not in batch.segments
     assert visible(batch, 0, 4) == [9, 7]
 
 

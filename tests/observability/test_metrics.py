@@ -190,3 +190,33 @@ def test_macro_interval_by_hand():
     assert metrics.macro_interval([(0.5, 0.4, 0.7)]) == pytest.approx((0.5, 0.4, 0.7))
     with pytest.raises(ValueError, match="no domains"):
         metrics.macro_interval([])
+
+
+def test_calibration_hand_computed():
+    curve = metrics.calibration_curve([0.1, 0.15, 0.5, 0.9, 1.0], [0, 1, 1, 1, 0], bins=2)
+    assert [(row.low, row.high, row.count) for row in curve] == [(0.0, 0.5, 2), (0.5, 1.0, 3)]
+    assert [row.predicted for row in curve] == pytest.approx([0.125, 0.8])
+    assert [row.observed for row in curve] == pytest.approx([0.5, 2 / 3])
+    assert (curve[0].observed_low, curve[0].observed_high) == metrics.wilson(1, 2)
+    assert metrics.calibration_error(curve) == pytest.approx((2 * 0.375 + 3 * (0.8 - 2 / 3)) / 5)
+    assert [row.low for row in metrics.calibration_curve([0.95, 0.05], [1, 0])] == [0.0, 0.9]  # empty bins are left out
+
+
+def test_calibration_of_pairs_is_of_the_one_that_is_scored_higher():
+    odds = math.log(3)  # a probability of 0.75
+    curve = metrics.pair_calibration([odds, -odds, odds, odds, 0.0], bins=5)
+    assert [row.count for row in curve] == [1, 4]
+    assert (curve[0].predicted, curve[0].observed) == (0.5, 0.5)
+    assert (curve[1].predicted, curve[1].observed) == pytest.approx((0.75, 0.75))
+    assert metrics.calibration_error(curve) == pytest.approx(0.0)
+    far = metrics.pair_calibration([1e4, -1e4])
+    assert [(row.predicted, row.observed) for row in far] == [(1.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "probabilities, outcomes, bins",
+    [([0.5], [1, 0], 10), ([], [], 10), ([0.5], [1], 0), ([1.1], [1], 10), ([math.nan], [1], 10), ([0.5], [2], 10)],
+)
+def test_calibration_refuses_what_is_no_probability(probabilities, outcomes, bins):
+    with pytest.raises(ValueError, match="need as many|must be in"):
+        metrics.calibration_curve(probabilities, outcomes, bins)
