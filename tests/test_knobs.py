@@ -77,6 +77,10 @@ CORRECTED = {
     "algorithm.correction_high": 5.0,
 }
 
+SHORT = {"rollout.max_tokens": 4}  # as long as the longest of the completions that the run below makes
+OVERLONG = {**SHORT, "rewards.overlong_buffer": 2, "rewards.overlong_penalty": 0.5}
+WITHOUT_SIGNAL = {"rollout.max_tokens": 2, "rewards.truncated": "filtered"}  # every completion is cut off
+
 KNOBS = {
     "seed": Knob(1, "run"),
     "init_from": Knob("another run", "run"),
@@ -152,10 +156,15 @@ KNOBS = {
     "rollout.temperature": Knob(0.7, ("run", "decode")),
     "rollout.max_tokens": Knob(6, ("run", "decode")),
     "rollout.prompt_bucket": Knob(7, "run"),
+    "rollout.refill": Knob(1, "run", given=WITHOUT_SIGNAL),
     "rewards.correct": Knob(2.0, "run", given={"algorithm.advantage": "mean"}),
     "rewards.wrong": Knob(0.25, "run"),
     "rewards.partial": Knob(0.5, "run"),
     "rewards.malformed": Knob(-1.0, "run"),
+    "rewards.truncated": Knob("filtered", "run", given=SHORT),
+    "rewards.overlong_buffer": Knob(3, "run", given=OVERLONG),
+    "rewards.overlong_penalty": Knob(0.25, "run", given=OVERLONG),
+    "rewards.length_penalty": Knob(0.5, "run"),
     "algorithm.advantage": Knob("mean", "run"),
     "algorithm.aggregation": Knob("sequence_mean", "run"),
     "algorithm.constant_length": Knob(
