@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_posttrain.algorithms.advantages import group_advantages
-from rl_posttrain.algorithms.grpo import uses_reference_in_loss
+from rl_posttrain.algorithms.advantages import asymmetric, group_advantages
+from rl_posttrain.algorithms.grpo import adapted_entropy_coefficient, uses_entropy, uses_reference_in_loss
 from rl_posttrain.algorithms.kl import KL_VALUES, adapted_coefficient
 from rl_posttrain.algorithms.losses import sample_weights
 from rl_posttrain.batch import Batch, Params, TrainState
@@ -48,6 +48,7 @@ class RunState:
     examples: Any  # the supervised examples' iterator (grain), None without a warm-up
     evaluations: list[dict[str, Any]]  # the rows of evaluation.json so far
     kl_coefficient: float  # of the KL penalty of the reward, which a target adapts
+    entropy_coefficient: float  # of the entropy bonus, which a target adapts
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,14 @@ def collect(services: Services, state: RunState) -> Collected:
         kl = completion_kl(services, state, groups)
         clock.lap("reference")
     advantages = np.zeros_like(sampled.rewards)
-    advantages[kept] = group_advantages(
+    compared = group_advantages(
         rewards if kl is None else rewards - state.kl_coefficient * kl,
         np.isfinite(rewards),
         config.algorithm.advantage,
         config.algorithm.advantage_scale,
         [group[0].task.domain for group in groups],
     )
+    advantages[kept] = asymmetric(compared, config.algorithm.negative_weight)
     metrics = {
         "rollout/refills": float(rounds),
         "rollout/uninformative_fraction": float(np.mean(~sampled.informative)),
@@ -176,12 +178,7 @@ def completion_kl(services: Services, state: RunState, groups: list[list[Rollout
 def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
     """One step of reinforcement: collect, then a few optimizer steps on what was collected."""
     collected, clock = collect(services, state), Clock()
-    batches = [services.place(batch) for batch in grpo_batches(services, collected)]
-    algorithm = services.config.algorithm
-    if uses_reference_in_loss(algorithm):
-        batches = [replace(b, reference_logprobs=services.score(state.reference, b)[0]) for b in batches]
-    if algorithm.proximal == "step_start":
-        batches = [replace(b, proximal_logprobs=services.score(state.train.params, b)[0]) for b in batches]
+    batches = [complete(services, state, services.place(batch)) for batch in grpo_batches(services, collected)]
     measured = []
     for _ in range(services.config.grpo.epochs):
         for batch in batches:
@@ -195,13 +192,40 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
     metrics |= collected.metrics
     metrics |= {f"sandbox/{name}": value for name, value in services.sandbox.statistics().items()}
     tokens = sum(len(rollout.completion_tokens) for group in collected.groups for rollout in group)
-    if collected.kl is not None:
-        trained = sum(len(rollout.completion_tokens) for i in collected.kept for rollout in collected.groups[i])
-        mean |= {"policy/kl": float(collected.kl.sum()) / trained, "policy/kl_coefficient": state.kl_coefficient}
-        if algorithm.kl_target is not None:
-            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, mean["policy/kl"], algorithm.kl_target)
+    mean |= adapt_coefficients(services, state, collected, mean)
     move_reference(services, state)
     return {**mean, **metrics, **timing({**collected.seconds, **clock.seconds}, tokens)}, collected
+
+
+def complete(services: Services, state: RunState, batch: Batch) -> Batch:
+    """Rows on the mesh, with what the objective asks of other policies and of the state, before the first update."""
+    algorithm, fields = services.config.algorithm, {}
+    if uses_reference_in_loss(algorithm):
+        fields["reference_logprobs"] = services.score(state.reference, batch)[0]
+    if algorithm.proximal == "step_start":
+        fields["proximal_logprobs"] = services.score(state.train.params, batch)[0]
+    if uses_entropy(algorithm):
+        fields["entropy_coefficient"] = jnp.full_like(batch.loss_weight, state.entropy_coefficient)
+    return replace(batch, **fields)
+
+
+def adapt_coefficients(services: Services, state: RunState, collected: Collected, measured: Metrics) -> Metrics:
+    """Moves the coefficients that have a target, for the next step. Returns what they were in this one, and the KL."""
+    algorithm, metrics = services.config.algorithm, {}
+    if collected.kl is not None:
+        tokens = sum(len(rollout.completion_tokens) for i in collected.kept for rollout in collected.groups[i])
+        kl = float(collected.kl.sum()) / tokens
+        metrics |= {"policy/kl": kl, "policy/kl_coefficient": state.kl_coefficient}
+        if algorithm.kl_target is not None:
+            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, kl, algorithm.kl_target)
+    if uses_entropy(algorithm):
+        metrics["policy/entropy_coefficient"] = state.entropy_coefficient
+        trained = np.isfinite(collected.rewards[collected.kept]).any()  # else no entropy was measured
+        if algorithm.entropy_target is not None and trained:
+            state.entropy_coefficient = adapted_entropy_coefficient(
+                state.entropy_coefficient, measured["policy/entropy"], algorithm.entropy_target, algorithm.entropy_step
+            )
+    return metrics
 
 
 def move_reference(services: Services, state: RunState) -> None:
@@ -216,14 +240,14 @@ def move_reference(services: Services, state: RunState) -> None:
 def grpo_batches(services: Services, collected: Collected) -> list[Batch]:
     """The batches of one pass: whole groups, split before packing, each with denominators of its own.
 
-    A group without signal (every advantage 0) has no gradient, so it is left out of the rows unless a KL term wants
-    it; it counts in the denominators all the same.
+    A group without signal (every advantage 0) has no gradient, so it is left out of the rows unless a KL term or an
+    entropy bonus wants it; it counts in the denominators all the same.
     """
     config, algorithm = services.config, services.config.algorithm
     kept, advantages = [collected.groups[i] for i in collected.kept], collected.advantages[collected.kept]
     lengths = np.array([[len(rollout.completion_tokens) for rollout in group] for group in kept])
     valid = np.isfinite(collected.rewards[collected.kept])
-    wanted = (advantages != 0).any(1) | uses_reference_in_loss(algorithm)
+    wanted = (advantages != 0).any(1) | uses_reference_in_loss(algorithm) | uses_entropy(algorithm)
     emphasis = np.array([[algorithm.domain_weights.get(r.task.domain, 1.0) for r in g] for g in kept])
     batches = []
     for part in np.array_split(np.arange(len(lengths)), config.grpo.mini_batches):

@@ -63,7 +63,7 @@ def collect(monkeypatch, telling, refill, counters=None, **sections):
         rows_multiple=lambda section: 1,
         score=lambda params, batch: (jnp.full(batch.tokens.shape, -2.0), None),
     )
-    state = RunState(3, TrainState(0, {}, ()), {}, counters or {}, None, [], config.algorithm.kl_coefficient)
+    state = RunState(3, TrainState(0, {}, ()), {}, counters or {}, None, [], config.algorithm.kl_coefficient, 0.0)
     return loop.collect(made, state), made, state.counters, rounds
 
 

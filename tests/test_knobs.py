@@ -170,6 +170,7 @@ KNOBS = {
     "algorithm.constant_length": Knob(
         32, "run", given={"algorithm.aggregation": "constant_length", "algorithm.constant_length": 16}
     ),
+    "algorithm.negative_weight": Knob(0.5, "run"),
     "algorithm.advantage_scale": Knob("step", "run", given={"algorithm.advantage": "mean"}),
     "algorithm.domain_weights": Knob({"strings/sort": 3.0}, "run"),
     "algorithm.ratio": Knob("sequence", "grpo_update"),
@@ -187,6 +188,9 @@ KNOBS = {
     "algorithm.kl_in": Knob("reward", ("run", "grpo_update"), given=PENALISED),
     "algorithm.kl_coefficient": Knob(0.1, ("run", "grpo_update")),
     "algorithm.kl_target": Knob(0.01, "run", given={**PENALISED, "algorithm.kl_in": "reward"}),
+    "algorithm.entropy_coefficient": Knob(0.1, ("run", "grpo_update")),
+    "algorithm.entropy_target": Knob(2.0, ("run", "grpo_update")),
+    "algorithm.entropy_step": Knob(0.1, "run", given={"algorithm.entropy_target": 2.0}),
     "algorithm.reference_every": Knob(1, "run", given=PENALISED),
     "algorithm.reference_mixture": Knob(0.5, "run", given={**PENALISED, "algorithm.reference_every": 1}),
     **{
@@ -241,7 +245,7 @@ def mesh_of(config: services.Config) -> jax.sharding.Mesh:
 
 
 LOGPROBS = {"behaviour_logprobs", "reference_logprobs", "proximal_logprobs"}
-FLOATS = {"loss_weight", "advantages", "temperature", *LOGPROBS}
+FLOATS = {"loss_weight", "advantages", "temperature", "entropy_coefficient", *LOGPROBS}
 
 
 def batch() -> Batch:
@@ -422,7 +426,8 @@ def without_arithmetic(log: list[Any], mesh: jax.sharding.Mesh) -> dict[str, Any
         def apply(state, rows):
             log.append((name, float(state.params["w"]), described(jax.tree.leaves(rows), {})))
             moved = {"w": state.params["w"] + 1}
-            return state.replace(step=state.step + 1, params=moved), {"loss/total": 0.0, "policy/log_ratio_max": 5e-4}
+            measured = {"loss/total": 0.0, "policy/log_ratio_max": 5e-4, "policy/entropy": 1.0}
+            return state.replace(step=state.step + 1, params=moved), measured
 
         return apply
 

@@ -33,6 +33,7 @@ VARIANTS = {
     "stale_gspo": dict(**STALE, ratio="sequence", correction="truncated", correction_high=1.1),
     "kl_k2": dict(**KL, kl="k2"),
     "kl_k3_corrected": dict(**KL, kl="k3_corrected"),
+    "entropy_bonus": dict(entropy_coefficient=0.1),
 }
 CONFIGS = {name: config_lib.build(AlgorithmConfig, values) for name, values in VARIANTS.items()}
 LENGTHS = (3, 1, 8, 5, 6, 2, 7, 4)  # of 8 completions, 2 for each of 4 prompts
@@ -97,6 +98,7 @@ def packed(samples, order=range(8), row_length=80, rows=None):
 def evaluate(cfg, batch, logprobs):
     """(loss, metrics, gradient by the logprobs)."""
     count = jnp.asarray(30.0)
+    batch = batch.replace(entropy_coefficient=jnp.full(batch.tokens.shape, cfg.entropy_coefficient, jnp.float32))
 
     def total(x):
         return grpo.loss(x, jnp.ones(x.shape), batch, cfg, count)
@@ -180,7 +182,7 @@ def reference_kl(cfg, logprob, reference, behaviour):
 
 
 def reference_loss(cfg, sample, logprobs):
-    """Of one sample at these logprobs; what is detached keeps the sample's own."""
+    """Of one sample at these logprobs and an entropy of 1; what is detached keeps the sample's own."""
     older = sample.proximal if cfg.proximal == "step_start" else sample.behaviour
     still = reference_ratio(cfg, sample.logprobs - older, sample.logprobs - older, sample)
     ratios = reference_ratio(cfg, logprobs - older, sample.logprobs - older, sample)
@@ -189,7 +191,7 @@ def reference_loss(cfg, sample, logprobs):
     for t in np.flatnonzero(sample.trained):
         objective = reference_surrogate(cfg, ratios[t], still[t], logprobs[t], sample.advantage)
         kl = reference_kl(cfg, logprobs[t], sample.reference[t], sample.behaviour[t])
-        total += sample.weight * (cfg.kl_coefficient * kl - correction[t] * objective)
+        total += sample.weight * (cfg.kl_coefficient * kl - correction[t] * objective - cfg.entropy_coefficient)
     return total
 
 
