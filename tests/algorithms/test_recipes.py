@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.algorithms import RECIPES, flags
+from configs.algorithms import BESIDE, RECIPES, flags
 from experiments import cli
 from rl_posttrain import config as config_lib
+from rl_posttrain import services
 from rl_posttrain.algorithms import grpo
 from rl_posttrain.algorithms.grpo import AlgorithmConfig
 from rl_posttrain.algorithms.losses import sample_weights
@@ -288,6 +290,18 @@ def test_o04_a_sequence_objective_is_not_multiplied_by_its_length():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_on_the_command_line_is_the_recipe(name):
+    """On top of the quickstart, which all of them fit."""
     rest, overrides = cli.split_overrides(flags(name).split())
-    values = config_lib.apply_overrides({}, overrides)
-    assert not rest and config_lib.build(AlgorithmConfig, values["algorithm"]) == CONFIGS[name]
+    quickstart = cli.load_config_file(str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.py"))
+    config = services.parse(config_lib.apply_overrides(quickstart, overrides))
+    assert not rest and config.algorithm == CONFIGS[name]
+    flat = config_lib.flatten(config_lib.to_dict(config))
+    before = config_lib.flatten(config_lib.to_dict(services.parse(quickstart)))
+    beside = {key: value for key, value in flat.items() if key in BESIDE.get(name, {})}
+    assert beside == BESIDE.get(name, {})
+    changed = {key for key in flat.keys() | before.keys() if flat.get(key) != before.get(key)}
+    assert {key for key in changed if not key.startswith("algorithm.")} <= beside.keys()
+
+
+def test_what_stands_beside_belongs_to_a_recipe():
+    assert BESIDE.keys() <= RECIPES.keys()
