@@ -81,6 +81,7 @@ def stage(values):
         pairs=lifecycle.pairs_iterator(built),
         evaluations=[],
         kl_coefficient=0.0,
+        entropy_coefficient=0.0,
     )
     loop.begin_stage(built, state)
     return built, state
