@@ -5,7 +5,7 @@ In a config file: `config.algorithm = RECIPES["gspo"]`. On the command line:
     python -m experiments.run --config configs/quickstart.py --workdir runs/gspo $(python -m configs.algorithms gspo)
 
 Every choice is spelt, defaults included, so that a recipe does not change with them. What a recipe asks of other
-sections is said beside it.
+sections is in `BESIDE`, or said beside it; the command line has both.
 """
 
 import sys
@@ -20,7 +20,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     ),
     # https://arxiv.org/abs/2503.20783: no division by deviation or length. Set constant_length to rollout.max_tokens.
     "dr_grpo": dict(advantage="mean", aggregation="constant_length", constant_length=1024, **_CLIP),
-    # https://arxiv.org/abs/2503.14476: token mean, clip-higher, no KL; without its dynamic sampling.
+    # https://arxiv.org/abs/2503.14476: token mean, clip-higher, no KL; dynamic sampling and overlong punishment are in
+    # `BESIDE`.
     "dapo": dict(
         advantage="mean_std", aggregation="token_mean", ratio="token", surrogate="clip", clip_low=0.2, clip_high=0.28
     ),
@@ -99,9 +100,26 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+# What a recipe sets outside the section `algorithm`, by dotted key.
+BESIDE: dict[str, dict[str, Any]] = {
+    # The paper refills without a bound. Its buffer is a fifth of the longest completion allowed, 4096 of 20480 tokens:
+    # set overlong_buffer to that share of rollout.max_tokens; 3 is the quickstart's.
+    "dapo": {
+        "rollout.refill": 3,
+        "rewards.correct": 1.0,
+        "rewards.wrong": -1.0,
+        "rewards.malformed": -1.0,
+        "rewards.truncated": "malformed",
+        "rewards.overlong_buffer": 3,
+        "rewards.overlong_penalty": 1.0,
+    },
+}
+
+
 def flags(name: str) -> str:
     """The recipe as options of `python -m experiments.run`."""
-    return " ".join(f"--config.algorithm.{key}={value}" for key, value in RECIPES[name].items())
+    settings = {f"algorithm.{key}": value for key, value in RECIPES[name].items()} | BESIDE.get(name, {})
+    return " ".join(f"--config.{key}={value}" for key, value in settings.items())
 
 
 if __name__ == "__main__":

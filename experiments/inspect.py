@@ -69,7 +69,7 @@ def dry_run(config: Any, workdir: str) -> int:
         if config.grpo.steps:
             collected = loop.collect(built, state)
             batch = loop.grpo_batches(built, collected)[0]
-            count = len(collected.groups)
+            count = len(collected.kept)
             show(
                 f"grpo: the first of {config.grpo.mini_batches} mini-batches of {count} groups",
                 batch,

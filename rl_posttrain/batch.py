@@ -29,6 +29,7 @@ class Batch:
     behaviour_logprobs: jax.Array  # float32; at `temperature`
     reference_logprobs: jax.Array  # float32; at `temperature`, 0 where no reference is used
     proximal_logprobs: jax.Array  # float32; at `temperature`, of the policy at the step's start; 0 where unused
+    entropy_coefficient: jax.Array  # float32; of the entropy bonus, 0 where there is none
     temperature: jax.Array  # float32; 1 on padding
     policy_version: jax.Array  # int32
 

@@ -82,6 +82,7 @@ def start(services: Services) -> RunState:
         pairs=pairs_iterator(services),
         evaluations=[],
         kl_coefficient=config.algorithm.kl_coefficient,
+        entropy_coefficient=config.algorithm.entropy_coefficient,
     )
 
 
@@ -126,6 +127,7 @@ def save(services: Services, state: RunState, score: float | None) -> None:
         "pairs": state.pairs.get_state() if state.pairs is not None else None,
         "evaluations": state.evaluations,
         "kl_coefficient": state.kl_coefficient,
+        "entropy_coefficient": state.entropy_coefficient,
     }
     services.checkpoints.save(state.step, state.train.params, arrays, cursor, score)
 
@@ -168,8 +170,9 @@ def resume(services: Services) -> RunState | None:
         examples=examples,
         pairs=pairs,
         evaluations=[row for row in cursor["evaluations"] if row["metric"] != "accuracy_change"],
-        # A checkpoint of an older version has none: there the coefficient never moved.
+        # A checkpoint of an older version has none: there the coefficients never moved.
         kl_coefficient=cursor.get("kl_coefficient", services.config.algorithm.kl_coefficient),
+        entropy_coefficient=cursor.get("entropy_coefficient", services.config.algorithm.entropy_coefficient),
     )
 
 

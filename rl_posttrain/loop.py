@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_posttrain.algorithms.advantages import group_advantages
-from rl_posttrain.algorithms.grpo import uses_reference_in_loss
+from rl_posttrain.algorithms.advantages import asymmetric, group_advantages
+from rl_posttrain.algorithms.grpo import adapted_entropy_coefficient, uses_entropy, uses_reference_in_loss
 from rl_posttrain.algorithms.kl import KL_VALUES, adapted_coefficient
 from rl_posttrain.algorithms.losses import sample_weights
 from rl_posttrain.batch import Batch, Params, TrainState
 from rl_posttrain.data import trees
 from rl_posttrain.data.packing import pack, unpack
 from rl_posttrain.observability.rollouts import rollout_metrics
-from rl_posttrain.rewards.combine import reward
+from rl_posttrain.rewards.combine import group_rewards
 from rl_posttrain.rewards.verifiers import verify
 from rl_posttrain.rollout.generate import generate
 from rl_posttrain.rollout.sampling import Sampling
@@ -50,27 +50,98 @@ class RunState:
     pairs: Any  # that of the preference pairs, None without that stage
     evaluations: list[dict[str, Any]]  # the rows of evaluation.json so far
     kl_coefficient: float  # of the KL penalty of the reward, which a target adapts
+    entropy_coefficient: float  # of the entropy bonus, which a target adapts
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Groups of W completions and what they earned."""
+
+    groups: list[list[Rollout]]
+    verdicts: list[list[Verdict]]
+    rewards: np.ndarray  # float32 [Q, W]; NaN for samples that left their group
+
+    @property
+    def informative(self) -> np.ndarray:
+        """bool [Q]: whether the rewards within a group differ, and so have something to say."""
+        known = np.isfinite(self.rewards)
+        most, least = (np.where(known, self.rewards, -sign * np.inf) for sign in (1, -1))
+        return (known.sum(1) >= 2) & (most.max(1) > least.min(1))
+
+    def with_more(self, other: Sampled) -> Sampled:
+        """These groups, then the other's."""
+        return Sampled(
+            self.groups + other.groups,
+            self.verdicts + other.verdicts,
+            np.concatenate([self.rewards, other.rewards]),
+        )
 
 
 @dataclass(frozen=True)
 class Collected:
-    """One step's completions, judged and weighed: P groups of W samples."""
+    """One step's completions, judged and weighed: Q groups of W samples, of which P are trained on.
+
+    The first P groups are the first round; what refilling sampled follows. Without refilling Q is P.
+    """
 
     groups: list[list[Rollout]]
     verdicts: list[list[Verdict]]
-    rewards: np.ndarray  # float32 [P, W]; NaN where the verifier failed
-    kl: np.ndarray | None  # float32 [P, W], nats per completion, where the reward is penalised by it
-    advantages: np.ndarray  # float32 [P, W]
+    rewards: np.ndarray  # float32 [Q, W]; NaN for samples that left their group
+    kl: np.ndarray | None  # float32 [P, W], nats per completion, where the reward is penalised by it; of those kept
+    advantages: np.ndarray  # float32 [Q, W]; 0 for groups that are not kept
     seconds: dict[str, float]
+    kept: np.ndarray  # int [P]: which groups are trained on
+    metrics: Metrics  # of refilling
 
 
 def collect(services: Services, state: RunState) -> Collected:
-    """Asks, samples, runs and judges: one step's groups, with their advantages."""
+    """Asks, samples, runs and judges: one step's groups, with their advantages.
+
+    Where `rollout.refill` allows it, a group without signal (its rewards are equal) gives its place to a group of a
+    fresh prompt of the same domain, if that one has signal: DAPO's dynamic sampling, https://arxiv.org/abs/2503.14476,
+    bounded. A group for which none is found in time stays, and counts in the denominators.
+    """
     config, clock = services.config, Clock()
+    sampled = sample(services, state, draw_tasks(services, state), 0, clock)
+    kept, rounds = np.arange(len(sampled.groups)), 0
+    while rounds < config.rollout.refill and not (told := sampled.informative[kept]).all():
+        rounds += 1
+        places = np.flatnonzero(~told)
+        tasks = fresh_tasks(services, state, [sampled.groups[kept[place]][0].task.domain for place in places])
+        fresh = sample(services, state, tasks, rounds, clock)
+        first = len(sampled.groups)
+        sampled = sampled.with_more(fresh)
+        kept[places] = np.where(fresh.informative, first + np.arange(len(places)), kept[places])
+    groups, rewards = [sampled.groups[i] for i in kept], sampled.rewards[kept]
+    kl = None
+    if config.algorithm.kl_in == "reward":
+        kl = completion_kl(services, state, groups)
+        clock.lap("reference")
+    advantages = np.zeros_like(sampled.rewards)
+    compared = group_advantages(
+        rewards if kl is None else rewards - state.kl_coefficient * kl,
+        np.isfinite(rewards),
+        config.algorithm.advantage,
+        config.algorithm.advantage_scale,
+        [group[0].task.domain for group in groups],
+    )
+    advantages[kept] = asymmetric(compared, config.algorithm.negative_weight)
+    metrics = {
+        "rollout/refills": float(rounds),
+        "rollout/uninformative_fraction": float(np.mean(~sampled.informative)),
+        "rollout/unfilled_fraction": float(np.mean(~sampled.informative[kept])),
+    }
+    return Collected(sampled.groups, sampled.verdicts, sampled.rewards, kl, advantages, clock.seconds, kept, metrics)
+
+
+def sample(services: Services, state: RunState, tasks: list[Task], rounds: int, clock: Clock) -> Sampled:
+    """Completions of these tasks, judged. A draw depends on (seed, step, round, task, sample) and the policy alone."""
+    config = services.config
     width = config.rollout.group_size
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), SAMPLING), state.step)
     groups = generate(
         services.policy(state.train.params),
-        draw_tasks(services, state),
+        tasks,
         tokenizer=services.tokenizer,
         model_cfg=config.model,
         sampling=Sampling(config.rollout.temperature),
@@ -78,27 +149,19 @@ def collect(services: Services, state: RunState) -> Collected:
         max_tokens=config.rollout.max_tokens,
         prompt_bucket=config.rollout.prompt_bucket,
         rows=config.rollout.prompts_per_step,
-        key=jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), SAMPLING), state.step),
+        key=jax.random.fold_in(key, rounds) if rounds else key,
         policy_version=int(state.train.step),
     )
     clock.lap("rollout")
     judged = verify(services.domains, [rollout for group in groups for rollout in group])
     clock.lap("verify")
     verdicts = [judged[i : i + width] for i in range(0, len(judged), width)]
-    worth = [[reward(verdict, config.rewards) for verdict in group] for group in verdicts]
+    worth = [
+        group_rewards(group, group_verdicts, config.rewards, config.rollout.max_tokens)
+        for group, group_verdicts in zip(groups, verdicts, strict=True)
+    ]
     rewards = np.array([[np.nan if r is None else r for r in group] for group in worth], np.float32)
-    kl = None
-    if config.algorithm.kl_in == "reward":
-        kl = completion_kl(services, state, groups)
-        clock.lap("reference")
-    advantages = group_advantages(
-        rewards if kl is None else rewards - state.kl_coefficient * kl,
-        np.isfinite(rewards),
-        config.algorithm.advantage,
-        config.algorithm.advantage_scale,
-        [group[0].task.domain for group in groups],
-    )
-    return Collected(groups, verdicts, rewards, kl, advantages, clock.seconds)
+    return Sampled(groups, verdicts, rewards)
 
 
 def completion_kl(services: Services, state: RunState, groups: list[list[Rollout]]) -> np.ndarray:
@@ -117,12 +180,7 @@ def completion_kl(services: Services, state: RunState, groups: list[list[Rollout
 def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
     """One step of reinforcement: collect, then a few optimizer steps on what was collected."""
     collected, clock = collect(services, state), Clock()
-    batches = [services.place(batch) for batch in grpo_batches(services, collected)]
-    algorithm = services.config.algorithm
-    if uses_reference_in_loss(algorithm):
-        batches = [replace(b, reference_logprobs=services.score(state.reference, b)[0]) for b in batches]
-    if algorithm.proximal == "step_start":
-        batches = [replace(b, proximal_logprobs=services.score(state.train.params, b)[0]) for b in batches]
+    batches = [complete(services, state, services.place(batch)) for batch in grpo_batches(services, collected)]
     measured = []
     for _ in range(services.config.grpo.epochs):
         for batch in batches:
@@ -131,15 +189,45 @@ def grpo_step(services: Services, state: RunState) -> tuple[Metrics, Collected]:
     clock.lap("update")
     mean = {name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]}
     mean["policy/mismatch"] = measured[0]["policy/log_ratio_max"]  # the first update meets the policy that sampled
-    metrics = rollout_metrics(collected.groups, collected.verdicts, collected.rewards)
+    first = len(collected.kept)  # groups of the first round: what came after was chosen by how earlier ones fared
+    metrics = rollout_metrics(collected.groups[:first], collected.verdicts[:first], collected.rewards[:first])
+    metrics |= collected.metrics
     metrics |= {f"sandbox/{name}": value for name, value in services.sandbox.statistics().items()}
     tokens = sum(len(rollout.completion_tokens) for group in collected.groups for rollout in group)
-    if collected.kl is not None:
-        mean |= {"policy/kl": float(collected.kl.sum()) / tokens, "policy/kl_coefficient": state.kl_coefficient}
-        if algorithm.kl_target is not None:
-            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, mean["policy/kl"], algorithm.kl_target)
+    mean |= adapt_coefficients(services, state, collected, mean)
     move_reference(services, state)
     return {**mean, **metrics, **timing({**collected.seconds, **clock.seconds}, tokens)}, collected
+
+
+def complete(services: Services, state: RunState, batch: Batch) -> Batch:
+    """Rows on the mesh, with what the objective asks of other policies and of the state, before the first update."""
+    algorithm, fields = services.config.algorithm, {}
+    if uses_reference_in_loss(algorithm):
+        fields["reference_logprobs"] = services.score(state.reference, batch)[0]
+    if algorithm.proximal == "step_start":
+        fields["proximal_logprobs"] = services.score(state.train.params, batch)[0]
+    if uses_entropy(algorithm):
+        fields["entropy_coefficient"] = jnp.full_like(batch.loss_weight, state.entropy_coefficient)
+    return replace(batch, **fields)
+
+
+def adapt_coefficients(services: Services, state: RunState, collected: Collected, measured: Metrics) -> Metrics:
+    """Moves the coefficients that have a target, for the next step. Returns what they were in this one, and the KL."""
+    algorithm, metrics = services.config.algorithm, {}
+    if collected.kl is not None:
+        tokens = sum(len(rollout.completion_tokens) for i in collected.kept for rollout in collected.groups[i])
+        kl = float(collected.kl.sum()) / tokens
+        metrics |= {"policy/kl": kl, "policy/kl_coefficient": state.kl_coefficient}
+        if algorithm.kl_target is not None:
+            state.kl_coefficient = adapted_coefficient(state.kl_coefficient, kl, algorithm.kl_target)
+    if uses_entropy(algorithm):
+        metrics["policy/entropy_coefficient"] = state.entropy_coefficient
+        trained = np.isfinite(collected.rewards[collected.kept]).any()  # else no entropy was measured
+        if algorithm.entropy_target is not None and trained:
+            state.entropy_coefficient = adapted_entropy_coefficient(
+                state.entropy_coefficient, measured["policy/entropy"], algorithm.entropy_target, algorithm.entropy_step
+            )
+    return metrics
 
 
 def move_reference(services: Services, state: RunState) -> None:
@@ -154,14 +242,15 @@ def move_reference(services: Services, state: RunState) -> None:
 def grpo_batches(services: Services, collected: Collected) -> list[Batch]:
     """The batches of one pass: whole groups, split before packing, each with denominators of its own.
 
-    A group without signal (every advantage 0) has no gradient, so it is left out of the rows unless a KL term wants
-    it; it counts in the denominators all the same.
+    A group without signal (every advantage 0) has no gradient, so it is left out of the rows unless a KL term or an
+    entropy bonus wants it; it counts in the denominators all the same.
     """
     config, algorithm = services.config, services.config.algorithm
-    lengths = np.array([[len(rollout.completion_tokens) for rollout in group] for group in collected.groups])
-    valid = np.isfinite(collected.rewards)
-    wanted = (collected.advantages != 0).any(1) | uses_reference_in_loss(algorithm)
-    emphasis = np.array([[algorithm.domain_weights.get(r.task.domain, 1.0) for r in g] for g in collected.groups])
+    kept, advantages = [collected.groups[i] for i in collected.kept], collected.advantages[collected.kept]
+    lengths = np.array([[len(rollout.completion_tokens) for rollout in group] for group in kept])
+    valid = np.isfinite(collected.rewards[collected.kept])
+    wanted = (advantages != 0).any(1) | uses_reference_in_loss(algorithm) | uses_entropy(algorithm)
+    emphasis = np.array([[algorithm.domain_weights.get(r.task.domain, 1.0) for r in g] for g in kept])
     batches = []
     for part in np.array_split(np.arange(len(lengths)), config.grpo.mini_batches):
         weights = sample_weights(
@@ -172,9 +261,7 @@ def grpo_batches(services: Services, collected: Collected) -> list[Batch]:
             emphasis[part].ravel(),
         ).reshape(len(part), -1)
         rows = np.flatnonzero(wanted[part]) if wanted[part].any() else np.arange(1)  # a step needs some row
-        groups = trees.from_groups(
-            [collected.groups[part[i]] for i in rows], weights[rows], collected.advantages[part[rows]]
-        )
+        groups = trees.from_groups([kept[part[i]] for i in rows], weights[rows], advantages[part[rows]])
         batches.append(pack(groups, config.grpo.row_length, services.rows_multiple(config.update))[0])
     return batches
 
@@ -227,7 +314,12 @@ def draw_tasks(services: Services, state: RunState) -> list[Task]:
     config = services.config
     weights = {name: task.weight for name, task in config.tasks.items()}
     names = mixture.draw(config.seed, state.step, weights, config.rollout.prompts_per_step)
-    assigned, state.counters = mixture.assign(names, state.counters)
+    return fresh_tasks(services, state, names)
+
+
+def fresh_tasks(services: Services, state: RunState, domains: list[str]) -> list[Task]:
+    """The next prompts of these domains by their counters, which move on."""
+    assigned, state.counters = mixture.assign(domains, state.counters)
     return make_tasks(services, assigned)
 
 
@@ -255,9 +347,9 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Books the time since the last lap on `phase`."""
+        """Adds the time since the last lap to `phase`."""
         now = time.perf_counter()
-        self.seconds[phase] = now - self._last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
 

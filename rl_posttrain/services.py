@@ -90,6 +90,13 @@ class Config:
                 f"grpo.row_length={self.grpo.row_length} cannot hold a prompt and a completion of rollout.max_tokens="
                 f"{self.rollout.max_tokens}: use longer rows or fewer tokens"
             )
+        buffer, limit, refill = self.rewards.overlong_buffer, self.rollout.max_tokens, self.rollout.refill
+        if buffer > limit:
+            raise ValueError(
+                f"rewards.overlong_buffer={buffer} exceeds rollout.max_tokens={limit}: it is its last part"
+            )
+        if refill and self.algorithm.advantage == "step_mean":
+            raise ValueError(f"rollout.refill={refill}: for advantage='step_mean' equal rewards have a signal: use 0")
         for name, section, steps in (
             ("sft.update", self.sft.update, self.sft.steps),
             ("preference.update", self.preference.update, self.preference.steps),
@@ -113,11 +120,9 @@ class Config:
                 f"init_from={self.init_from!r} and lora.adapter={self.lora.adapter!r} both name what the run starts "
                 "from: use one"
             )
-        if self.model.attention == "dense" and self.model.attention_block != ModelConfig.attention_block:
-            raise ValueError(
-                f"model.attention_block={self.model.attention_block} has no effect with attention='dense': leave it "
-                "out, or use 'blockwise'"
-            )
+        block = self.model.attention_block
+        if self.model.attention == "dense" and block != ModelConfig.attention_block:
+            raise ValueError(f"model.attention_block={block} has no effect with attention='dense': use 'blockwise'")
 
     @property
     def total_steps(self) -> int:

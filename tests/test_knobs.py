@@ -86,6 +86,10 @@ CORRECTED = {
     "algorithm.correction_high": 5.0,
 }
 
+SHORT = {"rollout.max_tokens": 4}  # as long as the longest of the completions that the run below makes
+OVERLONG = {**SHORT, "rewards.overlong_buffer": 2, "rewards.overlong_penalty": 0.5}
+WITHOUT_SIGNAL = {"rollout.max_tokens": 2, "rewards.truncated": "filtered"}  # every completion is cut off
+
 KNOBS = {
     "seed": Knob(1, "run"),
     "init_from": Knob("another run", "run"),
@@ -161,15 +165,21 @@ KNOBS = {
     "rollout.temperature": Knob(0.7, ("run", "decode")),
     "rollout.max_tokens": Knob(6, ("run", "decode")),
     "rollout.prompt_bucket": Knob(7, "run"),
+    "rollout.refill": Knob(1, "run", given=WITHOUT_SIGNAL),
     "rewards.correct": Knob(2.0, "run", given={"algorithm.advantage": "mean"}),
     "rewards.wrong": Knob(0.25, "run"),
     "rewards.partial": Knob(0.5, "run"),
     "rewards.malformed": Knob(-1.0, "run"),
+    "rewards.truncated": Knob("filtered", "run", given=SHORT),
+    "rewards.overlong_buffer": Knob(3, "run", given=OVERLONG),
+    "rewards.overlong_penalty": Knob(0.25, "run", given=OVERLONG),
+    "rewards.length_penalty": Knob(0.5, "run"),
     "algorithm.advantage": Knob("mean", "run"),
     "algorithm.aggregation": Knob("sequence_mean", "run"),
     "algorithm.constant_length": Knob(
         32, "run", given={"algorithm.aggregation": "constant_length", "algorithm.constant_length": 16}
     ),
+    "algorithm.negative_weight": Knob(0.5, "run"),
     "algorithm.advantage_scale": Knob("step", "run", given={"algorithm.advantage": "mean"}),
     "algorithm.domain_weights": Knob({"strings/sort": 3.0}, "run"),
     "algorithm.ratio": Knob("sequence", "grpo_update"),
@@ -187,6 +197,9 @@ KNOBS = {
     "algorithm.kl_in": Knob("reward", ("run", "grpo_update"), given=PENALISED),
     "algorithm.kl_coefficient": Knob(0.1, ("run", "grpo_update")),
     "algorithm.kl_target": Knob(0.01, "run", given={**PENALISED, "algorithm.kl_in": "reward"}),
+    "algorithm.entropy_coefficient": Knob(0.1, ("run", "grpo_update")),
+    "algorithm.entropy_target": Knob(2.0, ("run", "grpo_update")),
+    "algorithm.entropy_step": Knob(0.1, "run", given={"algorithm.entropy_target": 2.0}),
     "algorithm.reference_every": Knob(1, "run", given=PENALISED),
     "algorithm.reference_mixture": Knob(0.5, "run", given={**PENALISED, "algorithm.reference_every": 1}),
     **{
@@ -250,7 +263,7 @@ def mesh_of(config: services.Config) -> jax.sharding.Mesh:
 
 
 LOGPROBS = {"behaviour_logprobs", "reference_logprobs", "proximal_logprobs"}
-FLOATS = {"loss_weight", "advantages", "temperature", *LOGPROBS}
+FLOATS = {"loss_weight", "advantages", "temperature", "entropy_coefficient", *LOGPROBS}
 
 
 def batch() -> Batch:
@@ -431,7 +444,8 @@ def without_arithmetic(log: list[Any], mesh: jax.sharding.Mesh) -> dict[str, Any
         def apply(state, rows):
             log.append((name, float(state.params["w"]), described(jax.tree.leaves(rows), {})))
             moved = {"w": state.params["w"] + 1}
-            return state.replace(step=state.step + 1, params=moved), {"loss/total": 0.0, "policy/log_ratio_max": 5e-4}
+            measured = {"loss/total": 0.0, "policy/log_ratio_max": 5e-4, "policy/entropy": 1.0}
+            return state.replace(step=state.step + 1, params=moved), measured
 
         return apply
 

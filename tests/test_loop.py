@@ -15,6 +15,7 @@ from rl_posttrain.types import Rollout, Task, Verdict
 
 LENGTHS = ((2, 5), (1, 3))
 PASSED = ((True, False), (True, True))  # the second group has no signal but for a KL penalty
+ENTROPY = 0.7  # that the updates measure
 DOMAINS = ("strings/sort", "strings/reverse")
 
 
@@ -55,7 +56,7 @@ def run(monkeypatch, **algorithm):
     def update(state, batch):
         seen.append(batch)
         moved = replace(state, step=state.step + 1, params={"w": state.params["w"] + 1})
-        return moved, {"policy/log_ratio_max": 0.0}
+        return moved, {"policy/log_ratio_max": 0.0, "policy/entropy": ENTROPY}
 
     made = SimpleNamespace(
         config=config,
@@ -73,9 +74,8 @@ def run(monkeypatch, **algorithm):
     verdicts = [Verdict("pass" if passed else "wrong") for group in PASSED for passed in group]
     monkeypatch.setattr(loop, "verify", lambda domains, rollouts: verdicts)
     params = {"w": jnp.float32(3)}
-    state = RunState(
-        0, TrainState(0, params, ()), {"w": jnp.float32(-1)}, {}, None, None, [], config.algorithm.kl_coefficient
-    )
+    coefficients = (config.algorithm.kl_coefficient, config.algorithm.entropy_coefficient)
+    state = RunState(0, TrainState(0, params, ()), {"w": jnp.float32(-1)}, {}, None, None, [], *coefficients)
     metrics, collected = loop.grpo_step(made, state)
     return metrics, collected, seen, state
 
@@ -140,3 +140,37 @@ def test_scales_reach_over_the_step(monkeypatch):
     np.testing.assert_allclose(collected.advantages, (rewards - rewards.mean()) / rewards.std(), rtol=1e-5)
     assert AlgorithmConfig().advantage_scale == "none"
     np.testing.assert_allclose(run(monkeypatch)[1].advantages, [[1, -1], [0, 0]], rtol=1e-5)
+
+
+def test_an_entropy_bonus_reaches_every_token_of_every_group(monkeypatch):
+    metrics, _, batches, state = run(monkeypatch, entropy_coefficient=0.25)
+    for batch in batches:
+        assert (batch.entropy_coefficient == 0.25).all() and (batch.loss_weight > 0).sum() == 11
+    assert metrics["policy/entropy_coefficient"] == state.entropy_coefficient == 0.25
+    metrics, _, batches, _ = run(monkeypatch)
+    assert "policy/entropy_coefficient" not in metrics
+    assert (batches[0].entropy_coefficient == 0).all() and (batches[0].loss_weight > 0).sum() == 7
+
+
+@pytest.mark.parametrize(
+    ("first", "target", "expected"), [(0.25, 0.8, 0.35), (0.25, 0.6, 0.15), (0.0, 0.8, 0.1), (0.05, 0.6, 0.0)]
+)
+def test_an_entropy_target_moves_the_coefficient_by_a_step(monkeypatch, first, target, expected):
+    bonus = dict(entropy_coefficient=first, entropy_target=target, entropy_step=0.1)
+    metrics, _, batches, state = run(monkeypatch, **bonus)
+    assert metrics["policy/entropy_coefficient"] == first  # in this step
+    assert all((batch.entropy_coefficient == np.float32(first)).all() for batch in batches)
+    assert state.entropy_coefficient == pytest.approx(expected)
+
+
+def test_where_nothing_was_trained_no_entropy_moves_the_coefficient(monkeypatch):
+    monkeypatch.setattr(loop, "group_rewards", lambda group, *_: [None] * len(group))
+    assert run(monkeypatch, entropy_coefficient=0.25, entropy_target=0.8)[3].entropy_coefficient == 0.25
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 10.0])
+def test_negative_advantages_have_a_weight(monkeypatch, weight):
+    _, collected, batches, _ = run(monkeypatch, negative_weight=weight)
+    np.testing.assert_allclose(collected.advantages, [[1, -weight], [0, 0]], rtol=1e-5)
+    trained = batches[0].advantages[batches[0].loss_weight > 0]  # what has none now counts in the mean all the same
+    np.testing.assert_allclose(np.sort(trained), [-weight] * 5 + [1] * 2, rtol=1e-5)

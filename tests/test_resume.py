@@ -25,7 +25,8 @@ from rl_posttrain.storage.checkpoints import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[1]
 # Rewards differ within a group already for an untrained policy: what is cut off or no program earns less. A KL term,
-# so that a reference policy is part of the state. Saves after steps 2, 4, 6 and the last; evaluations after 3, 6.
+# so that a reference policy is part of the state, and an entropy target, whose coefficient is. Saves after steps 2, 4,
+# 6 and the last; evaluations after 3, 6.
 CONFIG = """
 def get_config():
     words = dict(min_length=2, max_length=3, letters=4)
@@ -44,7 +45,7 @@ def get_config():
         sft=dict(steps=3, batch_size=4, examples=10, row_length=48, update=dict(learning_rate=3e-3)),
         grpo=dict(steps=4, mini_batches=2, row_length=96),
         update=dict(learning_rate=1e-3),
-        algorithm=dict(kl_coefficient=0.01),
+        algorithm=dict(kl_coefficient=0.01, entropy_coefficient=0.01, entropy_target=9.0),
         evaluation=dict(every=3, items=4, rows=12),
         checkpoint=dict(every=2),
     )
@@ -214,6 +215,7 @@ def assert_equal_runs(one: Path, other: Path, same_config: bool = True) -> None:
     assert states[0].counters == states[1].counters
     assert states[0].examples == states[1].examples
     assert states[0].evaluations == states[1].evaluations
+    assert states[0].entropy_coefficient == states[1].entropy_coefficient
     leaves = [jax.tree_util.tree_leaves_with_path((state.train, state.reference)) for state in states]
     for (path, a), (_, b) in zip(*leaves, strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
@@ -229,6 +231,8 @@ def test_the_unbroken_run_learns_from_differing_rewards(unbroken):
     state = final_state(unbroken)
     assert int(state.train.step) == 4 * 2
     assert sum(state.counters.values()) == 3 * 10 + 4 * 4
+    assert [round(entry["policy/entropy_coefficient"], 6) for entry in entries] == [0.01, 0.015, 0.02, 0.025]
+    assert state.entropy_coefficient == pytest.approx(0.03)
 
 
 def test_killed_amid_an_update_then_interrupted_then_extended(files, unbroken, tmp_path):

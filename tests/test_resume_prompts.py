@@ -14,7 +14,7 @@ from rl_posttrain.batch import TrainState
 from rl_posttrain.config import ConfigError
 from rl_posttrain.observability import lines
 from rl_posttrain.storage import trajectories
-from rl_posttrain.types import Rollout
+from rl_posttrain.types import Rollout, Verdict
 
 CONFIG = {
     "tokenizer": {"kind": "byte"},
@@ -142,3 +142,25 @@ def test_a_run_can_be_shortened_to_where_it_stands_and_no_further(consumed, tmp_
     last = [(row["stage"], row["metric"]) for row in rows if row["step"] == 9 and row["domain"] == "macro"]
     assert last == [("grpo", "accuracy"), ("grpo", "accuracy_change")]
     assert len(consumed) == 9  # nothing was trained
+
+
+def test_a_run_that_refills_its_groups_resumes_with_the_same_prompts(consumed, monkeypatch, tmp_path):
+    """Whether a group has signal depends on its task, so that the rounds of a step differ in length."""
+    passes = lambda rollout: rollout.sample == 0 and zlib.crc32(rollout.task.id.encode()) % 3 == 0
+    verdict = lambda rollout: Verdict("pass" if passes(rollout) else "wrong")
+    monkeypatch.setattr(loop, "verify", lambda domains, rollouts: [verdict(rollout) for rollout in rollouts])
+    config = services.parse({**CONFIG, "rollout": {**CONFIG["rollout"], "refill": 2}})
+    StopAfter.steps = config.total_steps + 1
+    assert run_command.run(config, str(tmp_path / "whole")) == 0
+    whole = [list(drawn) for drawn in consumed]
+    assert len({len(drawn) for drawn in whole[8:]}) > 1 and len(whole) > config.total_steps + 3
+    for stop in (9, 10):
+        consumed.clear()
+        workdir = tmp_path / f"stopped after {stop}"
+        StopAfter.steps = stop
+        assert run_command.run(config, str(workdir)) == cli.PREEMPTED
+        StopAfter.steps = config.total_steps
+        assert run_command.run(config, str(workdir)) == 0
+        assert consumed == whole, f"stopped after step {stop}"
+        stored = [trajectories.read(folder / "trajectories") for folder in (workdir, tmp_path / "whole")]
+        assert stored[0].num_rows == 2 * sum(map(len, whole[8:])) and stored[0].equals(stored[1])

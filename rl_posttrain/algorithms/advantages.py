@@ -46,6 +46,15 @@ def group_advantages(
     return _scaled(centred, compared, scale, domains).astype(np.float32)
 
 
+def asymmetric(advantages: Float[np.ndarray, "P S"], negative_weight: float) -> Float[np.ndarray, "P S"]:
+    """Negative advantages times `negative_weight`; 0 leaves only what was better than expected to learn from.
+
+    Weights on either side of 1 are in https://arxiv.org/abs/2506.01347, which finds a weight of 10 (0.1 on the
+    positive side) to keep more of the policy's diversity, and a weight of 0 to lose it.
+    """
+    return np.where(advantages < 0, negative_weight * advantages, advantages) + np.float32(0)  # no -0
+
+
 def component_advantages(
     rewards: Float[np.ndarray, "P S K"],
     valid: Bool[np.ndarray, "P S"],

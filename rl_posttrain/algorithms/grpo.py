@@ -1,11 +1,13 @@
 """The policy-gradient family by configuration: GRPO, https://arxiv.org/abs/2402.03300, and its relatives.
 
-    loss = sum over tokens of loss_weight * (kl_coefficient * kl - correction * surrogate(ratio, A))
+    loss = sum over tokens of loss_weight * (
+        kl_coefficient * kl - correction * surrogate(ratio, A) - entropy_coefficient * entropy
+    )
 
 Each word is a choice by name in `AlgorithmConfig`; `configs/algorithms.py` spells the published recipes. `advantage`
 and `aggregation` act on the host, before packing, through `advantages.group_advantages` and `losses.sample_weights`,
-as does a KL penalty of the reward; the rest acts here. Everything returned is additive over micro-batches, but for
-metrics named `*_max`, which combine by maximum.
+as do `negative_weight` and a KL penalty of the reward; the rest acts here. Everything returned is additive over
+micro-batches, but for metrics named `*_max`, which combine by maximum.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +30,7 @@ from rl_posttrain.batch import Batch
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """Which objective: a choice of advantage, aggregation, ratio, surrogate, correction and KL term.
+    """Which objective: a choice of advantage, aggregation, ratio, surrogate, correction, KL term and entropy bonus.
 
     Raises:
       ValueError: a value out of range, or one without effect.
@@ -36,6 +38,7 @@ class AlgorithmConfig:
 
     advantage: AdvantageKind = "mean_std"
     advantage_scale: ScaleKind = "none"  # by whose deviation advantages are divided at the end
+    negative_weight: float = 1.0  # what advantages below 0 are multiplied with at the very end; 0: positive only
     aggregation: AggregationKind = "token_mean"
     constant_length: int | None = None  # tokens; the denominator of aggregation "constant_length"
     domain_weights: dict[str, float] = field(default_factory=dict)  # in the loss's average; 1 for a domain left out
@@ -56,6 +59,9 @@ class AlgorithmConfig:
     kl_target: float | None = None  # nats per token; adapts the coefficient of a penalty in the reward to it
     reference_every: int | None = None  # steps after which the reference moves towards the policy; None: it is frozen
     reference_mixture: float = 1.0  # how far: 1 replaces it, less is a moving average
+    entropy_coefficient: float = 0.0  # of the bonus on each trained token's entropy; with a target, the first one
+    entropy_target: float | None = None  # nats per token; the coefficient rises while the entropy is below it
+    entropy_step: float = 0.005  # by so much a step, and falls by as much while it is above
 
     def __post_init__(self) -> None:
         check_constant_length(self.aggregation, self.constant_length)
@@ -63,6 +69,7 @@ class AlgorithmConfig:
         _check_surrogate(self)
         _check_correction(self)
         _check_kl(self)
+        _check_entropy(self)
 
     def check_domains(self, known: Iterable[str]) -> None:
         """Refuses weights of domains that are not in the run."""
@@ -84,6 +91,8 @@ def _check_average(cfg: AlgorithmConfig) -> None:
         raise ValueError(
             f"advantage_scale={cfg.advantage_scale!r}: advantage='mean_std' is scaled by its group; use 'mean'"
         )
+    if not 0 <= cfg.negative_weight < float("inf"):
+        raise ValueError(f"negative_weight={cfg.negative_weight} must be at least 0 (0: positive advantages only)")
     for name, weight in cfg.domain_weights.items():
         if not 0 <= weight < float("inf"):
             raise ValueError(f"domain_weights[{name!r}]={weight} must be at least 0")
@@ -144,6 +153,17 @@ def _check_kl(cfg: AlgorithmConfig) -> None:
         _refuse_changed(cfg, ("reference_mixture",), "reference_every=None")
 
 
+def _check_entropy(cfg: AlgorithmConfig) -> None:
+    if not 0 <= cfg.entropy_coefficient < float("inf"):
+        raise ValueError(f"entropy_coefficient={cfg.entropy_coefficient} must be at least 0")
+    if cfg.entropy_target is None:
+        _refuse_changed(cfg, ("entropy_step",), "entropy_target=None")
+    elif not 0 < cfg.entropy_target < float("inf"):
+        raise ValueError(f"entropy_target={cfg.entropy_target} must be above 0")
+    if not 0 < cfg.entropy_step < float("inf"):
+        raise ValueError(f"entropy_step={cfg.entropy_step} must be above 0: the coefficient would never move")
+
+
 def loss(
     logprobs: Float[Array, "B T"],
     entropy: Float[Array, "B T"],
@@ -155,9 +175,9 @@ def loss(
 
     Args:
       logprobs: of `batch.labels` under the policy, at `batch.temperature`.
-      entropy: of the policy at each position, nats; only reported.
-      batch: with advantages and behaviour log-probabilities, reference ones for a KL term in the loss, and proximal
-        ones for `proximal="step_start"`.
+      entropy: of the policy at each position, nats.
+      batch: with advantages and behaviour log-probabilities, reference ones for a KL term in the loss, proximal ones
+        for `proximal="step_start"`, and the entropy bonus's coefficient where there is one.
       token_count: trained tokens of the whole optimizer step, at least 1.
 
     Returns:
@@ -166,7 +186,8 @@ def loss(
     trained = batch.loss_weight > 0
     # Hidden once, here: below, what is not trained is 0, finite, and without a gradient.
     show = lambda x: masked.visible(x, trained)
-    logprobs, behaviour, advantages = show(logprobs), show(batch.behaviour_logprobs), show(batch.advantages)
+    logprobs, entropy = show(logprobs), show(entropy)
+    behaviour, advantages = show(batch.behaviour_logprobs), show(batch.advantages)
     proximal = show(batch.proximal_logprobs) if cfg.proximal == "step_start" else None
     measured_from = behaviour if proximal is None else proximal
     ratios = ratio(cfg.ratio, logprobs, measured_from, trained, batch.segments)
@@ -190,22 +211,41 @@ def loss(
         term = kl_term(cfg.kl, logprobs, reference, behaviour)
         kl_loss = cfg.kl_coefficient * masked.total(term * batch.loss_weight, trained)
         metrics["policy/kl"] = mean(kl_k3(logprobs, reference))
+    scalar = policy_loss + kl_loss
+    if uses_entropy(cfg):
+        # Of each token's own distribution. That a token leads to places of more entropy is not credited to it.
+        metrics["loss/entropy"] = -masked.total(batch.entropy_coefficient * entropy * batch.loss_weight, trained)
+        scalar += metrics["loss/entropy"]
     metrics |= {
-        "loss/total": policy_loss + kl_loss,
+        "loss/total": scalar,
         "loss/policy": policy_loss,
         "loss/kl": kl_loss,
         "policy/ratio_mean": mean(ratios),
-        "policy/entropy": mean(show(entropy)),
+        "policy/entropy": mean(entropy),
         "policy/log_ratio_max": masked.maximum(jnp.abs(log_ratio(logprobs, behaviour)), trained),
     }
     if cfg.correction != "none":
         metrics["policy/correction_mean"] = mean(correction)
-    return policy_loss + kl_loss, jax.lax.stop_gradient(metrics)
+    return scalar, jax.lax.stop_gradient(metrics)
 
 
 def uses_reference_in_loss(cfg: AlgorithmConfig) -> bool:
     """Whether the rows need the reference policy's logprobs."""
     return cfg.kl_coefficient > 0 and cfg.kl_in == "loss"
+
+
+def uses_entropy(cfg: AlgorithmConfig) -> bool:
+    """Whether the rows need the coefficient of an entropy bonus."""
+    return cfg.entropy_coefficient > 0 or cfg.entropy_target is not None
+
+
+def adapted_entropy_coefficient(coefficient: float, entropy: float, target: float, step: float) -> float:
+    """The next coefficient of an entropy bonus that should keep `entropy` from falling below `target`, nats per token.
+
+    One step up below the target, one down above it, and never below 0: https://arxiv.org/abs/2505.22312, without its
+    switch that takes the bonus off as soon as the target is met.
+    """
+    return max(0.0, coefficient + (step if entropy < target else -step))
 
 
 def _clip(ratios: Array, logprobs: Array, advantages: Array, cfg: AlgorithmConfig) -> tuple[Array, Hits]:

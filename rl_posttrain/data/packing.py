@@ -35,6 +35,7 @@ DTYPES = {
     "behaviour_logprobs": np.float32,
     "reference_logprobs": np.float32,
     "proximal_logprobs": np.float32,
+    "entropy_coefficient": np.float32,
     "temperature": np.float32,
     "policy_version": np.int32,
 }

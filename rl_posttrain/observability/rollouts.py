@@ -17,7 +17,8 @@ def rollout_metrics(
     """Rewards, lengths and verdicts of one step.
 
     Args:
-      rewards: float [P, W], NaN where the verifier failed; such samples count in `verdict/infra_error_fraction` only.
+      rewards: float [P, W], NaN for samples that left their group: they count in no reward. Those whose verifier
+        failed count in `verdict/infra_error_fraction` only, those filtered as overlong also as not solved.
     """
     rollouts = [rollout for group in groups for rollout in group]
     statuses = [verdict.status for group in verdicts for verdict in group]
@@ -36,10 +37,10 @@ def rollout_metrics(
     by_domain: dict[str, list[tuple[float, bool]]] = defaultdict(list)
     for group, group_verdicts, row in zip(groups, verdicts, rewards):
         for rollout, verdict, value in zip(group, group_verdicts, row):
-            if np.isfinite(value):
+            if verdict.status != "infra_error":
                 by_domain[rollout.task.domain].append((float(value), verdict.passed))
     for name, pairs in sorted(by_domain.items()):
-        metrics[f"domain/{name}/reward"] = _mean([value for value, _ in pairs])
+        metrics[f"domain/{name}/reward"] = _mean([value for value, _ in pairs if np.isfinite(value)])
         metrics[f"domain/{name}/accuracy"] = _mean([passed for _, passed in pairs])
     return metrics
 

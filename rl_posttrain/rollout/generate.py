@@ -32,6 +32,7 @@ class RolloutConfig:
 
     prompts_per_step: int = 32
     group_size: int = 8
+    refill: int = 0  # at most so many more rounds a step, of fresh prompts for the groups whose rewards are equal
     temperature: float = 1.0
     max_tokens: int = 64  # completion tokens, the end token included
     prompt_bucket: int = 32  # prompts are padded to a multiple of this many tokens
@@ -40,6 +41,8 @@ class RolloutConfig:
         for name in ("prompts_per_step", "max_tokens", "prompt_bucket"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.refill < 0:
+            raise ValueError(f"refill={self.refill} must be at least 0 (0: groups without signal stay)")
         if self.group_size < 2:
             raise ValueError(f"group_size={self.group_size} gives no relative advantage: use at least 2")
         Sampling(self.temperature).check_for_training()

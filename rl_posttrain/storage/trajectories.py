@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
         ("status", pa.string()),  # Verdict.status
         ("tests", pa.list_(pa.bool_())),
         ("flags", pa.list_(pa.string())),
-        ("reward", pa.float64()),  # null: left its group (infrastructure error)
+        ("reward", pa.float64()),  # null: left its group (infrastructure error, or filtered as overlong)
         ("advantage", pa.float64()),
         ("detail", pa.string()),
     ]

@@ -8,6 +8,7 @@ from hypothesis.extra.numpy import arrays
 from rl_posttrain.algorithms.advantages import (
     ADVANTAGES,
     STEP_FORMS,
+    asymmetric,
     component_advantages,
     group_advantages,
     step_advantages,
@@ -236,3 +237,11 @@ def test_step_advantages_are_the_papers_sums_and_minima(seed, form):
 def test_an_unknown_form_is_refused():
     with pytest.raises(Exception, match="product"):
         step_advantages(STEPS, PRESENT, "product")
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0, 10.0])
+def test_negative_advantages_are_weighed_and_the_others_stay(weight):
+    advantages = group_advantages(REWARDS, ALL, "mean")
+    weighed = asymmetric(advantages, weight)
+    np.testing.assert_array_equal(weighed, np.array([[0.0, -weight, -weight, 2.0]], np.float32))
+    assert weighed.dtype == np.float32 and not np.signbit(weighed[weighed == 0]).any()

@@ -45,8 +45,16 @@ def solve(index, stale=None):
             behaviour_logprobs=behaviour,
             reference_logprobs=reference,
             proximal_logprobs=now,
+            entropy_coefficient=jnp.full((1, 5), cfg.entropy_coefficient),
         )
-        value = lambda x: grpo.loss(jax.nn.log_softmax(x), jnp.zeros((1, 5)), batch, cfg, jnp.float32(5))[0]
+        weights = jnp.where(batch.advantages < 0, cfg.negative_weight, 1.0)
+        batch = batch.replace(advantages=weights * batch.advantages)
+
+        def value(x):
+            log_p = jax.nn.log_softmax(x)
+            entropy = -(jnp.exp(log_p) * log_p).sum(axis=1, keepdims=True)
+            return grpo.loss(log_p, jnp.broadcast_to(entropy, (1, 5)), batch, cfg, jnp.float32(5))[0]
+
         return logits - RATE * jax.grad(value)(logits)
 
     return jax.nn.softmax(jax.lax.fori_loop(0, STEPS, step, reference))[0]
@@ -67,6 +75,9 @@ CONFIGS = {
         "soft gate, k2": dict(surrogate="soft_gate"),
         "reinforce, k1 in the reward": dict(surrogate="reinforce", **PENALISED),
         "k3": dict(kl="k3"),
+        "entropy": dict(kl_coefficient=0.0, kl="k3", entropy_coefficient=BETA),
+        "entropy, k2": dict(kl_coefficient=BETA / 2, entropy_coefficient=BETA / 2),
+        "asymmetric": dict(negative_weight=0.5),
         "stale, corrected": dict(kl="k3_corrected", **CORRECTED),
         "stale, cispo, corrected": dict(kl="k3_corrected", surrogate="cispo", **CORRECTED),
         "stale, reinforce, corrected": dict(surrogate="reinforce", correction="importance", kl="k3_corrected"),
@@ -75,7 +86,8 @@ CONFIGS = {
         "stale, truncated, seldom": dict(kl="k3_corrected", **{**TRUNCATED, "correction_high": 100.0}),
     }.items()
 }
-ON_POLICY = [name for name in CONFIGS if not name.startswith("stale") and name != "k3"]
+ELSEWHERE = ("stale", "k3", "entropy", "asymmetric")
+ON_POLICY = [name for name in CONFIGS if not name.startswith(ELSEWHERE)]
 STALE = (0.2, 0.2, 0.2, 0.2, 0.2)
 
 
@@ -91,6 +103,19 @@ def test_the_reference_is_not_the_optimum():
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_on_policy_every_variant_converges_to_the_optimum(name):
     assert distance(solve(name)) < 1e-3
+
+
+def test_an_entropy_bonus_converges_to_the_optimum_under_it():
+    """Beside a KL term of the same strength, the reference counts for half as much."""
+    for name, prior in (("entropy", np.ones(5)), ("entropy, k2", np.sqrt(REFERENCE))):
+        optimum = prior * np.exp(REWARDS / BETA)
+        assert distance(solve(name), optimum / optimum.sum()) < 1e-3
+        assert distance(solve(name)) > 0.1
+
+
+def test_asymmetric_weights_bias():
+    """Where the negative advantages pull half as hard, less of the reference is given up for what is better."""
+    assert distance(solve("asymmetric")) > 0.02
 
 
 def test_k3_in_the_loss_ends_where_its_gradient_says():

@@ -45,6 +45,12 @@ def reference_loss(logprobs, batch, cfg):
     return total
 
 
+def with_bonus(batch, coefficient=0.3, cfg=CFG):
+    """A batch and a config with an entropy bonus."""
+    full = jnp.full(batch.tokens.shape, coefficient, jnp.float32)
+    return batch.replace(entropy_coefficient=full), replace(cfg, entropy_coefficient=coefficient)
+
+
 def evaluate(logprobs, batch, cfg=CFG, count=10.0):
     return grpo.loss(logprobs, jnp.full(logprobs.shape, 2.0), batch, cfg, jnp.asarray(count))
 
@@ -120,12 +126,13 @@ def test_a_policy_far_from_everything_gives_a_finite_gradient():
         assert np.isfinite(scalar) and np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("name", ["grpo", "sft"])
+@pytest.mark.parametrize("name", ["grpo", "bonus", "sft"])
 def test_everything_returned_is_additive_over_rows(name):
-    batch = make_batch(shape=(6, 7))
+    batch, cfg = with_bonus(make_batch(shape=(6, 7)))
     logprobs = policy(batch)
     call = {
         "grpo": lambda x, rows: evaluate(x, rows),
+        "bonus": lambda x, rows: evaluate(x, rows, cfg),
         "sft": lambda x, rows: sft.loss(x, jnp.full(x.shape, 2.0), rows, jnp.asarray(10.0)),
     }[name]
     whole, metrics = call(logprobs, batch)
@@ -134,6 +141,71 @@ def test_everything_returned_is_additive_over_rows(name):
     for key, value in metrics.items():
         combine = max if key.endswith("_max") else sum
         assert value == pytest.approx(combine(float(part[key]) for _, part in parts), rel=1e-5), key
+
+
+def test_an_entropy_bonus_is_the_formula_and_its_gradient_is_exact():
+    batch, cfg = with_bonus(make_batch())
+    logprobs = policy(batch)
+    entropy = jnp.asarray(np.random.default_rng(2).uniform(0, 3, batch.tokens.shape), jnp.float32)
+    value = lambda x, h: grpo.loss(x, h, batch, cfg, jnp.asarray(10.0))
+    (scalar, metrics), (by_logprob, by_entropy) = jax.value_and_grad(value, (0, 1), has_aux=True)(logprobs, entropy)
+    weight = np.asarray(batch.loss_weight, np.float64)
+    bonus = -0.3 * (weight * np.asarray(entropy)).sum()
+    assert scalar == pytest.approx(reference_loss(np.asarray(logprobs, np.float64), batch, cfg) + bonus, rel=1e-5)
+    assert metrics["loss/entropy"] == pytest.approx(bonus, rel=1e-5)
+    assert metrics["loss/total"] == scalar
+    np.testing.assert_allclose(by_entropy, -0.3 * weight, rtol=1e-6)
+    np.testing.assert_array_equal(by_logprob, jax.grad(lambda x: evaluate(x, batch)[0])(logprobs))
+
+
+def test_an_entropy_bonus_of_logits_has_the_gradient_of_finite_differences():
+    """Through the softmax: -p (log p + H) a logit, at the coefficient and weight of each token."""
+    batch, cfg = with_bonus(make_batch())
+    without = replace(cfg, entropy_coefficient=0.0)
+    rng = np.random.default_rng(3)
+    logits, weight = rng.normal(0, 2, (*batch.tokens.shape, 5)), np.asarray(batch.loss_weight, np.float64)
+
+    def bonus(x):
+        log_p = jax.nn.log_softmax(x)
+        chosen, entropy = log_p[..., 0], -(jnp.exp(log_p) * log_p).sum(-1)
+        whole, rest = (grpo.loss(chosen, entropy, batch, c, jnp.asarray(10.0))[0] for c in (cfg, without))
+        return whole - rest
+
+    def exactly(x):
+        log_p = x - np.log(np.exp(x).sum(-1, keepdims=True))
+        return 0.3 * (weight * (np.exp(log_p) * log_p).sum(-1)).sum()
+
+    gradient = np.asarray(jax.grad(bonus)(jnp.asarray(logits, jnp.float32)))
+    for index in [*zip(*(rng.integers(0, n, 20) for n in logits.shape), strict=True)]:
+        step = np.zeros_like(logits)
+        step[index] = 1e-6
+        slope = (exactly(logits + step) - exactly(logits - step)) / 2e-6
+        assert gradient[index] == pytest.approx(slope, rel=1e-3, abs=1e-6), index
+    assert (gradient[weight == 0] == 0).all() and np.abs(gradient).max() > 1e-3
+
+
+def test_untrained_tokens_have_no_part_in_the_bonus():
+    batch, cfg = with_bonus(make_batch())
+    wild = jnp.where(batch.loss_weight == 0, jnp.nan, 2.0)
+    filled = batch.replace(entropy_coefficient=jnp.where(batch.loss_weight == 0, jnp.inf, 0.3))
+    value = lambda h, rows: grpo.loss(policy(batch), h, rows, cfg, jnp.asarray(10.0))[0]
+    expected, scalar = (
+        jax.value_and_grad(value)(*given) for given in ((jnp.full_like(wild, 2), batch), (wild, filled))
+    )
+    assert scalar[0] == expected[0]
+    np.testing.assert_array_equal(scalar[1], expected[1])
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "entropy", "expected"), [(0.1, 0.5, 0.15), (0.1, 1.5, 0.05), (0.02, 1.5, 0.0), (0.0, 0.5, 0.05)]
+)
+def test_the_bonus_rises_below_the_target_and_falls_above_it(coefficient, entropy, expected):
+    assert grpo.adapted_entropy_coefficient(coefficient, entropy, 1.0, 0.05) == pytest.approx(expected)
+
+
+def test_a_target_alone_asks_for_the_bonus():
+    assert grpo.uses_entropy(AlgorithmConfig(entropy_target=0.5))
+    assert not grpo.uses_entropy(AlgorithmConfig())
 
 
 def test_sft_hand_computed():
@@ -198,6 +270,13 @@ def test_every_field_of_the_device_loss_has_an_effect(change):
         {"kl_coefficient": 0.1, "reference_every": 0},
         {"kl_coefficient": 0.1, "reference_mixture": 0.5},
         {"kl_coefficient": 0.1, "reference_every": 1, "reference_mixture": 0.0},
+        {"negative_weight": -0.1},
+        {"negative_weight": float("inf")},
+        {"entropy_coefficient": -0.1},
+        {"entropy_coefficient": float("nan")},
+        {"entropy_target": 0.0},
+        {"entropy_step": 0.1},  # without a target
+        {"entropy_target": 0.5, "entropy_step": 0.0},
     ],
 )
 def test_configs_out_of_range_or_without_effect_are_refused(values):

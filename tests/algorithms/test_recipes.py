@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.algorithms import RECIPES, flags
+from configs.algorithms import BESIDE, RECIPES, flags
 from experiments import cli
 from rl_posttrain import config as config_lib
+from rl_posttrain import services
 from rl_posttrain.algorithms import grpo
 from rl_posttrain.algorithms.grpo import AlgorithmConfig
 from rl_posttrain.algorithms.losses import sample_weights
@@ -33,6 +35,7 @@ VARIANTS = {
     "stale_gspo": dict(**STALE, ratio="sequence", correction="truncated", correction_high=1.1),
     "kl_k2": dict(**KL, kl="k2"),
     "kl_k3_corrected": dict(**KL, kl="k3_corrected"),
+    "entropy_bonus": dict(entropy_coefficient=0.1),
 }
 CONFIGS = {name: config_lib.build(AlgorithmConfig, values) for name, values in VARIANTS.items()}
 LENGTHS = (3, 1, 8, 5, 6, 2, 7, 4)  # of 8 completions, 2 for each of 4 prompts
@@ -97,6 +100,7 @@ def packed(samples, order=range(8), row_length=80, rows=None):
 def evaluate(cfg, batch, logprobs):
     """(loss, metrics, gradient by the logprobs)."""
     count = jnp.asarray(30.0)
+    batch = batch.replace(entropy_coefficient=jnp.full(batch.tokens.shape, cfg.entropy_coefficient, jnp.float32))
 
     def total(x):
         return grpo.loss(x, jnp.ones(x.shape), batch, cfg, count)
@@ -180,7 +184,7 @@ def reference_kl(cfg, logprob, reference, behaviour):
 
 
 def reference_loss(cfg, sample, logprobs):
-    """Of one sample at these logprobs; what is detached keeps the sample's own."""
+    """Of one sample at these logprobs and an entropy of 1; what is detached keeps the sample's own."""
     older = sample.proximal if cfg.proximal == "step_start" else sample.behaviour
     still = reference_ratio(cfg, sample.logprobs - older, sample.logprobs - older, sample)
     ratios = reference_ratio(cfg, logprobs - older, sample.logprobs - older, sample)
@@ -189,7 +193,7 @@ def reference_loss(cfg, sample, logprobs):
     for t in np.flatnonzero(sample.trained):
         objective = reference_surrogate(cfg, ratios[t], still[t], logprobs[t], sample.advantage)
         kl = reference_kl(cfg, logprobs[t], sample.reference[t], sample.behaviour[t])
-        total += sample.weight * (cfg.kl_coefficient * kl - correction[t] * objective)
+        total += sample.weight * (cfg.kl_coefficient * kl - correction[t] * objective - cfg.entropy_coefficient)
     return total
 
 
@@ -286,6 +290,18 @@ def test_o04_a_sequence_objective_is_not_multiplied_by_its_length():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_on_the_command_line_is_the_recipe(name):
+    """On top of the quickstart, which all of them fit."""
     rest, overrides = cli.split_overrides(flags(name).split())
-    values = config_lib.apply_overrides({}, overrides)
-    assert not rest and config_lib.build(AlgorithmConfig, values["algorithm"]) == CONFIGS[name]
+    quickstart = cli.load_config_file(str(Path(__file__).resolve().parents[2] / "configs" / "quickstart.py"))
+    config = services.parse(config_lib.apply_overrides(quickstart, overrides))
+    assert not rest and config.algorithm == CONFIGS[name]
+    flat = config_lib.flatten(config_lib.to_dict(config))
+    before = config_lib.flatten(config_lib.to_dict(services.parse(quickstart)))
+    beside = {key: value for key, value in flat.items() if key in BESIDE.get(name, {})}
+    assert beside == BESIDE.get(name, {})
+    changed = {key for key in flat.keys() | before.keys() if flat.get(key) != before.get(key)}
+    assert {key for key in changed if not key.startswith("algorithm.")} <= beside.keys()
+
+
+def test_what_stands_beside_belongs_to_a_recipe():
+    assert BESIDE.keys() <= RECIPES.keys()

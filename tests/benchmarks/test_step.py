@@ -136,7 +136,7 @@ def test_a_tiny_run_publishes_consistent_figures(capsys, monkeypatch):
 
 
 def test_new_shapes_are_named_when_a_later_step_compiles(capsys):
-    nothing = Collected([], [], np.zeros((0, 2)), None, np.zeros((0, 2)), {})
+    nothing = Collected([], [], np.zeros((0, 2)), None, np.zeros((0, 2)), {}, np.arange(0), {})
     make = lambda compilations, *shapes: step.Taken(
         seconds=dict(rollout=1.0, verify=1.0, update=2.0), collected=nothing, completions=8, completion_tokens=16,
         trained_tokens=16, processed_tokens=32, positions=64, compilations=compilations, shapes=frozenset(shapes),
