@@ -237,8 +237,7 @@ def load_pairs(config: Config, tokenizer: Tokenizer) -> tuple[list[PreferencePai
         return [], []
     with _refusing("config.preference"):
         split = read_split(section.path or "", section.heldout or "")
-        for pairs in split:
-            trees.from_pairs(pairs, tokenizer, section.row_length)
+        trees.from_pairs([*split[0], *split[1]], tokenizer, section.row_length)
     return split
 
 

@@ -13,7 +13,6 @@ import pytest
 from rl_posttrain import evaluation, lifecycle, loop, services
 from rl_posttrain.config import ConfigError, apply_overrides
 from rl_posttrain.data.tokenizer import make_tokenizer
-from rl_posttrain.loop import RunState
 from rl_posttrain.sharding import mesh as mesh_lib
 
 VALUES = dict(
@@ -72,17 +71,8 @@ def stage(values):
     # Adapters as the warm-up leaves them: neither matrix is 0, so that dropout would change the policy.
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), built.init_params())
-    state = RunState(
-        step=1,
-        train=built.init_train_state(params),
-        reference=params,
-        counters={},
-        examples=None,
-        pairs=lifecycle.pairs_iterator(built),
-        evaluations=[],
-        kl_coefficient=0.0,
-        entropy_coefficient=0.0,
-    )
+    state = lifecycle.start(built)
+    state.step, state.train, state.reference = 1, built.init_train_state(params), params
     loop.begin_stage(built, state)
     return built, state
 
