@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CUT = {
@@ -19,6 +20,7 @@ CUT = {
 }
 
 
+@pytest.mark.slow  # the gate runs the whole quickstart
 def test_the_reward_rises_in_a_cut_of_the_quickstart(tmp_path):
     command = [sys.executable, "-m", "experiments.run", "--config", "configs/quickstart.py", "--workdir", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # one device
