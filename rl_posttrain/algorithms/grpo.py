@@ -192,14 +192,9 @@ def loss(
     measured_from = behaviour if proximal is None else proximal
     ratios = ratio(cfg.ratio, logprobs, measured_from, trained, batch.segments)
     objective, hits = SURROGATES[cfg.surrogate](ratios, logprobs, advantages, cfg)
+    start = logprobs if proximal is None else proximal
     correction, correction_hits = correction_weights(
-        cfg.correction,
-        logprobs if proximal is None else proximal,
-        behaviour,
-        trained,
-        batch.segments,
-        cfg.correction_low,
-        cfg.correction_high,
+        cfg.correction, start, behaviour, trained, batch.segments, cfg.correction_low, cfg.correction_high
     )
     hits |= {f"correction_{name}": hit for name, hit in correction_hits.items()}
     policy_loss = masked.total(-objective * correction * batch.loss_weight, trained)
